@@ -1,1 +1,1 @@
-"""Agent."""
+"""Agent: the search for a better kernel."""
