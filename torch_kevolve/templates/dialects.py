@@ -47,7 +47,8 @@ FLOAT_OPS: dict[str, tuple[str, str]] = {
         "kv::vf(0.5f) * {0} * (kv::vf(1.0f) + kv::tanh(kv::vf(0.7978845608f) * ({0} + kv::vf(0.044715f) * {0} * {0} * {0})))",
         "0.5 * {0} * (1.0 + kv_tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
     ),
-    "relu": ("kv::max_nan({0}, kv::vf(0.0f))", "kv_max({0}, 0.0)"),
+    # A comparison, not a maximum: eager's relu keeps NaN and -0.0.
+    "relu": ("kv::select(kv::lt({0}, kv::vf(0.0f)), kv::vf(0.0f), {0})", "tl.where({0} < 0.0, 0.0, {0})"),
     "leaky_relu": ("kv::select(kv::gt({0}, kv::vf(0.0f)), {0}, {0} * {1})", "tl.where({0} > 0.0, {0}, {0} * {1})"),
     "elu": (  # {1}: alpha * scale, {2}: scale, {3}: input scale
         "kv::select(kv::gt({0}, kv::vf(0.0f)), {0} * {2}, kv::expm1({0} * {3}) * {1})",
