@@ -13,6 +13,7 @@ from typing import Any
 from torch_kevolve.errors import BadSetting, UnknownOption
 
 PREFIX = "kevolve."
+VERSION = "0.1.0"
 
 
 @dataclass(frozen=True)

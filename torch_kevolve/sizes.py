@@ -78,15 +78,15 @@ _MAKE: dict[str, Callable[..., sympy.Expr]] = {
     "max": lambda *a: Max(*a),
     "pow2": lambda a: NextPow2(a),
 }
-_KIND: tuple[tuple[type, str], ...] = (
+_KIND: tuple[tuple[Any, str], ...] = (
     (sympy.Add, "+"),
     (sympy.Mul, "*"),
     (sympy.Pow, "^"),
     (FloorDiv, "//"),
     (Mod, "%"),
     (ModularIndexing, "mod"),
-    (Min, "min"),
-    (Max, "max"),
+    ((Min, sympy.Min), "min"),
+    ((Max, sympy.Max), "max"),
     (NextPow2, "pow2"),
 )
 

@@ -1,0 +1,1 @@
+"""Bench: whole-product measurements, one row per case."""
