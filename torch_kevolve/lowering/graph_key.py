@@ -1,0 +1,159 @@
+"""Graph key: what names one Dynamo graph for ever.
+
+The hash covers operators, arguments, input specs with renamed symbols and their ranges, and whatever the caller adds
+(settings, flags, device). Node names, parameter names, stack traces, paths and object addresses leave no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_kevolve.sizes import Json
+from torch_kevolve.task import digest
+
+
+class Unnamed(Exception):
+    """Something in the graph has no lasting name, so neither has the graph."""
+
+
+def graph_key(gm: fx.GraphModule, inputs: Sequence[Any], facts: Mapping[str, Json]) -> str | None:
+    """sha256 in hex over the graph, its inputs, torch's own flags and `facts`; None where no lasting name exists."""
+    naming = _Naming()
+    try:
+        specs = [naming.value(x) for x in inputs]
+        graph = naming.graph(gm)
+    except Unnamed:
+        return None
+    return digest({"inputs": specs, "graph": graph, "ranges": naming.ranges(), "flags": flags(), "facts": dict(facts)})
+
+
+def flags() -> dict[str, Json]:
+    """torch's switches that change what a compiled graph computes or how fast a kernel of it is."""
+    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "tf32": [bool(cuda.allow_tf32), bool(torch.backends.cudnn.allow_tf32)],
+        "bf16_reduction": str(cuda.allow_bf16_reduced_precision_reduction),
+        "fp16_reduction": str(cuda.allow_fp16_reduced_precision_reduction),
+        "mkldnn": bool(mkldnn.enabled),
+        "threads": torch.get_num_threads(),
+        "autocast": {kind: _autocast(kind) for kind in ("cpu", "cuda")},
+    }
+
+
+def _autocast(kind: str) -> Json:
+    return str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+
+
+class _Naming:
+    """Gives every symbol its canonical name in the order in which the inputs show them."""
+
+    def __init__(self) -> None:
+        self._symbols: dict[Any, str] = {}
+        self._range_of: dict[str, tuple[str, str]] = {}
+
+    def ranges(self) -> Json:
+        return self._range_of
+
+    def graph(self, gm: fx.GraphModule) -> Json:
+        place: dict[fx.Node, int] = {}
+        rows: list[Json] = []
+        for node in gm.graph.nodes:
+            place[node] = len(place)
+            rows.append([node.op, self._target(gm, node), self._args(node.args, place), self._args(node.kwargs, place)])
+        return rows
+
+    def _target(self, gm: fx.GraphModule, node: fx.Node) -> Json:
+        if node.op in ("placeholder", "output"):
+            return self.value(node.meta.get("example_value")) if node.op == "placeholder" else None
+        if node.op == "call_method":
+            return str(node.target)
+        if node.op == "call_function":
+            return self.callable(node.target)
+        held = functools.reduce(getattr, str(node.target).split("."), gm)
+        if node.op == "call_module" and not isinstance(held, fx.GraphModule):
+            tensors = [self.value(t) for t in (*held.parameters(), *held.buffers())]  # type: ignore[attr-defined]
+            return [type(held).__module__, type(held).__qualname__, held.extra_repr(), tensors]  # type: ignore[attr-defined]
+        return self.value(held)
+
+    def callable(self, target: Any) -> Json:
+        if isinstance(target, torch._ops.OperatorBase):
+            return str(target)
+        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", getattr(target, "__name__", None))
+        if name is None or "<locals>" in name or "<lambda>" in name:
+            raise Unnamed(repr(target))
+        return f"{module}.{name}"
+
+    def _args(self, value: Any, place: Mapping[fx.Node, int]) -> Json:
+        if isinstance(value, fx.Node):
+            return {"node": place[value]}
+        if isinstance(value, list | tuple):
+            return [type(value).__name__ if isinstance(value, list) else "tuple", *(self._args(v, place) for v in value)]
+        if isinstance(value, dict):
+            return {"dict": [[str(k), self._args(v, place)] for k, v in value.items()]}
+        if isinstance(value, slice):
+            return {"slice": [self._args(v, place) for v in (value.start, value.stop, value.step)]}
+        return self.value(value)
+
+    def value(self, value: Any) -> Json:
+        """The JSON name of a leaf: a number, a tensor's spec, a dtype, a nested graph ... Raises Unnamed."""
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float | complex):
+            return {"number": repr(value)}
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return {"size": self._size(value)}
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.Size):
+            return str(value)
+        if isinstance(value, torch.device):
+            return {"device": value.type}
+        if isinstance(value, fx.GraphModule):
+            return {"graph": self.graph(value)}
+        if isinstance(value, list | tuple):
+            return [self.value(each) for each in value]
+        if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+            return self.callable(value)
+        if isinstance(value, torch._ops.OperatorBase):
+            return str(value)
+        raise Unnamed(repr(type(value)))
+
+    def _tensor(self, t: torch.Tensor) -> Json:
+        strides = [self._size(s) for s in t.stride()] if t.layout is torch.strided else None
+        return {
+            "tensor": [str(t.dtype), t.device.type, str(t.layout), t.requires_grad, isinstance(t, torch.nn.Parameter)],
+            "kind": "Tensor" if _plain(t) else type(t).__qualname__,
+            "shape": [self._size(s) for s in t.shape],
+            "strides": strides,
+        }
+
+    def _size(self, size: Any) -> Json:
+        if isinstance(size, int):
+            return size
+        node = size.node
+        expr = node.expr
+        for name in sorted(expr.free_symbols, key=str):
+            if name not in self._symbols:
+                canonical = f"s{len(self._symbols)}"
+                self._symbols[name] = canonical
+                found = getattr(node.shape_env, "var_to_range", {}).get(name)
+                self._range_of[canonical] = ("", "") if found is None else (str(found.lower), str(found.upper))
+        import sympy
+
+        return str(expr.xreplace({old: sympy.Symbol(new, integer=True) for old, new in self._symbols.items()}))
+
+
+def _plain(t: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(t) in (torch.Tensor, torch.nn.Parameter, FakeTensor)

@@ -1,0 +1,48 @@
+"""Purse: the seconds one torch.compile call may search."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+FORWARD_SHARE = 0.5
+"""A forward graph may spend this much of what is left: its backward, compiled later, is about two thirds of the work."""
+LEAST_S = 3.0
+"""A search shorter than this would measure its baselines and nothing else."""
+
+
+class Purse:
+    """Shared by all graphs and recompiles of one call. Wall-clock seconds are taken as they are spent.
+
+    `closed`: Ctrl-C was pressed; nothing more is searched in this call.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.closed = False
+        self.turn = threading.Lock()
+        """Held while one task is searched: two at once would disturb each other's clocks."""
+        self._spent = 0.0
+
+    @property
+    def left(self) -> float:
+        return 0.0 if self.closed else max(0.0, self.seconds - self._spent)
+
+    def allowance(self, shares: Sequence[float], phase: str) -> float:
+        """Seconds for the first of several tasks with these shares of the predicted time; 0: not worth beginning."""
+        room = self.left * (FORWARD_SHARE if phase == "forward" else 1.0)
+        total = sum(shares)
+        part = room * (shares[0] / total if total > 0 else 1.0 / max(1, len(shares)))
+        part = max(part, min(LEAST_S * 2, room))
+        return part if part >= LEAST_S else 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Take what the block takes."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent += time.monotonic() - started
