@@ -239,7 +239,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUNNER.format(tmp=str(tmp))], env=env, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", RUNNER.format(tmp=str(tmp))], check=False, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads((tmp / "out.json").read_text()))
