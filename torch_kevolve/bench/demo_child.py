@@ -1,4 +1,4 @@
-"""Demo child: the model, or one of its regions, in a process of its own. Run as a module by demo.py."""
+"""Demo child: the model, or one of its regions, in its own process."""
 
 from __future__ import annotations
 
