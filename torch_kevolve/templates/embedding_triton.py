@@ -89,7 +89,7 @@ def _space(family: str, task: KernelTask, found: _Found) -> Space | None:
         return 1 <= held <= 64 and (found.is_bag or point["BAGS"] == 1)
 
     axes = {"UNROLL": (1, 2, 4, 8, 16, 32), "BAGS": (1, 2, 4), "num_warps": (1, 2, 4, 8)}
-    good = [(8, 1, 1), (16, 1, 2), (8, 1, 2), (4, 1, 1), (16, 1, 4), (8, 4, 1), (32, 1, 4), (4, 1, 4), (1, 1, 1), (1, 1, 4)]
+    good = [(8, 1, 1), (16, 1, 2), (8, 1, 2), (4, 1, 1), (16, 1, 4), (8, 4, 1), (32, 1, 4), (4, 1, 4), (1, 1, 1)]
     start = [{"UNROLL": u, "BAGS": b, "num_warps": w} for u, b, w in good]
     return triton_space(family, task, axes, start, make, valid, moves)
 
@@ -102,11 +102,12 @@ def _rows(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[
     assert flat is not None
     rows, columns = p.size(found.rows), p.size(found.columns)
     table = address(p, found.table.strides, ("ix[:, None]", "i1"))
+    index = f"{p.input(found.indices.index)} + {address(p, flat[:1], ('r',))}"
     lines = [
         "r = tl.program_id(0).to(tl.int64) * UNROLL + tl.arange(0, UNROLL)",
         "i1 = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]",
         "i0 = r[:, None]",
-        f"ix = tl.load({p.input(found.indices.index)} + {address(p, flat[:1], ('r',))}, mask=r < {rows}, other=0).to(tl.int64)",
+        f"ix = tl.load({index}, mask=r < {rows}, other=0).to(tl.int64)",
         f"mask = (i0 < {rows}) & (i1 < {columns})",
         f"acc = tl.load({p.input(found.table.index)} + {table}, mask=mask, other=0).to(tl.float32)",
         *epilogue(p, found.body, ("i0", "i1"), "mask", outs),
@@ -119,7 +120,8 @@ def _rows(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[
 
 
 def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[Tensor]]:
-    assert found.body is not None and found.table is not None and found.indices is not None and found.offsets is not None
+    assert found.body is not None and found.table is not None
+    assert found.indices is not None and found.offsets is not None
     p = Params(builder)
     outs = [builder.empty_output(i) for i in range(len(found.body.stores))]
     rows, columns = p.size(found.rows), p.size(found.columns)
@@ -130,17 +132,18 @@ def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[T
     if not found.last:
         end = f"tl.load({offsets} + (bag + 1) * {step}, mask=bag + 1 < {rows}, other={total})"
     index = address(p, found.indices.strides, ("at",))
-    table = address(p, found.table.strides, ("ix[:, None]", "i1"))
+    table = f"{p.input(found.table.index)} + {address(p, found.table.strides, ('ix[:, None]', 'i1'))}"
     live = "(at < last)" + ("" if found.padding == -1 else f" & (ix != {found.padding})")
     gather = [
         "at = k + tl.arange(0, UNROLL)",
         f"ix = tl.load({p.input(found.indices.index)} + {index}, mask=at < last, other=0).to(tl.int64)",
         f"live = {live}",
-        f"row = tl.load({p.input(found.table.index)} + {table}, mask=live[:, None] & (i1 < {columns}), other=0).to(tl.float32)",
+        f"row = tl.load({table}, mask=live[:, None] & (i1 < {columns}), other=0).to(tl.float32)",
     ]
     if found.weights is not None:
         scale = address(p, found.weights.strides, ("at",))
-        gather.append(f"row *= tl.load({p.input(found.weights.index)} + {scale}, mask=at < last, other=0).to(tl.float32)[:, None]")
+        scales = f"tl.load({p.input(found.weights.index)} + {scale}, mask=at < last, other=0)"
+        gather.append(f"row *= {scales}.to(tl.float32)[:, None]")
     gather.append("total += row")
     if found.mode == 1:
         gather.append("count += live.to(tl.float32)")
@@ -156,7 +159,7 @@ def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[T
         "acc = tl.sum(total, 0)[None, :]",
         *(["acc = acc / tl.maximum(tl.sum(count, 0), 1.0)"] if found.mode == 1 else []),
         "i0 = bag",
-        f"mask = (i1 < {columns}) & (bag < {rows})",
+        f"mask = (i1 < {columns}) & (i1 * 0 + bag < {rows})",
         *epilogue(p, found.body, ("i0", "i1"), "mask", outs),
     ]
     lines = [

@@ -69,7 +69,7 @@ def _space(family: str, task: KernelTask, found: _Found) -> Space | None:
         block, columns, warps = int(point["BLOCK"]), int(point["COLUMNS"]), int(point["num_warps"])
         if point["algorithm"] == "resident":
             # BLOCK is the inner level here; 64 values a thread spill.
-            return lane and columns == 1 and 0 < row <= 65536 and 2 * block <= row <= 64 * 32 * warps
+            return lane and columns == 1 and 2 * block <= row <= min(65536, 64 * 32 * warps) and row <= 256 * block
         if block * columns > 64 * 32 * warps or block * columns < 32 * warps:
             return False
         return (columns == 1) == lane and (row == 0 or block <= max(row, 64))
@@ -82,11 +82,12 @@ def _space(family: str, task: KernelTask, found: _Found) -> Space | None:
     }
     good = [
         ("resident", 512, 1, 16), ("resident", 128, 1, 16), ("resident", 1024, 1, 32), ("resident", 512, 1, 8),
-        ("resident", 32, 1, 4), ("resident", 16, 1, 1), ("loop", 4096, 1, 8), ("loop", 2048, 1, 4), ("loop", 1024, 1, 4),
+        ("resident", 32, 1, 4), ("resident", 16, 1, 1), ("loop", 4096, 1, 8), ("loop", 2048, 1, 4),
+        ("loop", 1024, 1, 4),
         ("split", 4096, 1, 8), ("loop", 64, 1, 1), ("loop", 64, 32, 4), ("loop", 128, 32, 8), ("loop", 32, 64, 4),
         ("split", 64, 64, 8), ("split", 128, 32, 8), ("split", 128, 128, 16), ("loop", 16, 64, 4),
     ]  # fmt: skip
-    start = [dict(zip(axes, row, strict=True)) for row in good]
+    start: list[Point] = [dict(zip(axes, row, strict=True)) for row in good]
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
         return {"resident": _resident, "loop": _loop, "split": _split}[str(point["algorithm"])](builder, found, point)
@@ -133,10 +134,11 @@ def _resident(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, l
         f"mask = i1 < {size}",
         f"x = {_load(p, found, ('i0', 'i1', 'i2'), 'mask')}",
         f"inside = {found.scan}(x, 1)",
-        # The total of a segment is its last prefix: a second reduction of x in the same kernel costs a pass of shuffles.
         f"total = {_reduce(found, 'x', 1)}",
-        f"through = {found.scan}(total, 0)",
-        *_exclusive(found),
+        # Not the inclusive scan less the total: an infinity would turn into NaN before its place, a zero likewise.
+        "j = tl.arange(0, SEGMENTS)",
+        f"before = tl.where(j[None, :] < j[:, None], total[None, :], {found.unit})",
+        f"start = {_reduce(found, 'before', 1)}",
         f"acc = inside {found.sign} start[:, None]",
         *epilogue(p, found.body, ("i0", "i1", "i2"), "mask", outs),
     ]
@@ -153,17 +155,6 @@ _PRODUCT = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 def _reduce(found: _Found, name: str, axis: int) -> str:
     return f"tl.sum({name}, {axis})" if found.sign == "+" else f"tl.reduce({name}, {axis}, multiply)"
-
-
-def _exclusive(found: _Found) -> list[str]:
-    if found.sign == "+":
-        return ["start = through - total"]
-    # No division: a zero would stay for ever. Shift by a masked product over the segments before.
-    return [
-        "j = tl.arange(0, SEGMENTS)",
-        "spread = tl.where(j[None, :] < j[:, None], total[None, :], 1)",
-        "start = tl.reduce(spread, 1, multiply)",
-    ]
 
 
 def _loop_lines(p: Params, found: _Found, outs: list[Tensor], first: str, last: str, carry: list[str]) -> list[str]:
@@ -239,7 +230,8 @@ def _split(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list
     size, inner = q.size(found.length), q.size(found.inner)
     carry = [
         "s = tl.arange(0, SPLITS)[:, None]",
-        f"before = tl.load({q.tensor(totals)} + {index.format('s')}, mask=(s < part) & (i2 < {inner}), other={found.unit})",
+        f"earlier = (s < part) & (i2 < {inner})",
+        f"before = tl.load({q.tensor(totals)} + {index.format('s')}, mask=earlier, other={found.unit})",
         f"carry = {_reduce(found, 'before', 0)}",
     ]
     lines = [*head, *_loop_lines(q, found, outs, "part * piece", f"tl.minimum((part + 1) * piece, {size})", carry)]

@@ -1,0 +1,275 @@
+"""Cases for the Triton families: functions and inputs, traced to tasks, and a way to run one candidate.
+
+Used by the interpreter tests (as a program of its own, for TRITON_INTERPRET must be set before triton is imported), by
+the offline compile tests and by `scripts/gpu-tests`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_kevolve.candidate import Candidate
+from torch_kevolve.devices.base import DeviceFacts
+from torch_kevolve.languages.replay import Replay
+from torch_kevolve.task import DType, KernelTask, Op, Ref, TaskGraph, TensorSpec, canonical
+
+# Eager on a CPU scans in fp64 and multiplies with long fused chains; on a GPU the bound is the judge's own.
+LOOSE_ON_CPU = {"scan_triton": 12.0, "matmul_triton": 4.0, "small_matmul_triton": 4.0, "plane_matmul_triton": 4.0}
+H200 = DeviceFacts("cuda", "cuda:90", 132, 0, 50 << 20, 0, shared_bytes=227 << 10, registers=65536)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make(device)` gives the inputs of `function`."""
+
+    family: str
+    name: str
+    function: Callable[..., Any]
+    make: Callable[[str], tuple[torch.Tensor, ...]]
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[KernelTask, tuple[int, ...]]:
+    """The task of a function under Inductor's decompositions, and the old place of each of its inputs."""
+    import torch._inductor.lowering  # a decomposition of max_pool reads it
+    from torch._inductor.decomposition import select_decomp_table
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(x) for x in inputs]
+        graph = make_fx(function, decomposition_table=select_decomp_table())(*fakes)
+    ops: list[Op] = []
+    values: dict[str, Ref] = {}
+    specs: list[TensorSpec] = []
+    count = len(inputs)
+
+    def arg(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return values[value.name]
+        if isinstance(value, list | tuple):
+            return tuple(map(arg, value))
+        return DType(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else value
+
+    outputs: list[Ref] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node.name] = Ref(len(specs))
+            specs.append(spec_of(node.meta["val"]))
+        elif node.op == "call_function" and node.target.__name__ == "getitem":
+            base = values[node.args[0].name]
+            values[node.name] = Ref(base.index, node.args[1])
+        elif node.op == "call_function":
+            made = node.meta["val"]
+            outs = tuple(spec_of(v) for v in (made if isinstance(made, list | tuple) else (made,)))
+            skip = ("device", "layout", "pin_memory", "memory_format", "requires_grad")
+            kwargs = tuple(sorted((k, arg(v)) for k, v in node.kwargs.items() if k not in skip))
+            values[node.name] = Ref(count + len(ops))
+            ops.append(Op(str(node.target), tuple(map(arg, node.args)), outs, kwargs))
+        elif node.op == "output":
+            out = node.args[0]
+            outputs = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,))]
+    made_graph, order, _ = canonical(TaskGraph(tuple(specs), tuple(ops), tuple(outputs)))
+    return KernelTask(made_graph), order
+
+
+def spec_of(t: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(t.dtype).removeprefix("torch."), tuple(map(int, t.shape)), tuple(map(int, t.stride())))
+
+
+def load(candidate: Candidate) -> Callable[..., None]:
+    """A launcher for a Triton candidate: its source as a module."""
+    folder = Path(tempfile.gettempdir()) / f"kv-triton-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"k{hashlib.sha256(candidate.source.encode()).hexdigest()[:24]}.py"
+    if not path.exists():
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_text(candidate.source)
+        whole.replace(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def launch(kernel: str, grid: tuple[int, ...], args: Any, meta: Any, options: Any) -> None:
+        getattr(module, kernel)[grid](*args, **meta, **options)
+
+    return launch
+
+
+def family(name: str) -> Any:
+    if name == "embedding_triton":
+        from torch_kevolve.templates.embedding_triton import EmbeddingTriton as Family
+    elif name == "scan_triton":
+        from torch_kevolve.templates.scan_triton import ScanTriton as Family
+    elif name == "pooling_triton":
+        from torch_kevolve.templates.pooling_triton import PoolingTriton as Family
+    elif name == "matmul_triton":
+        from torch_kevolve.templates.matmul_triton import MatmulTriton as Family
+    elif name == "small_matmul_triton":
+        from torch_kevolve.templates.small_matmul_triton import SmallMatmulTriton as Family
+    elif name == "plane_matmul_triton":
+        from torch_kevolve.templates.plane_matmul_triton import PlaneMatmulTriton as Family
+    else:
+        from torch_kevolve.templates.rowwise_triton import RowwiseTriton as Family
+    return Family()
+
+
+def points(case: Case, task: KernelTask, count: int) -> list[tuple[dict[str, Any], Candidate]]:
+    """The starting points and some others, as candidates. Raises AssertionError where the family has no space."""
+    space = family(case.family).match(task, H200)
+    assert space is not None, f"{case.family} does not claim {case.name}: {task.graph.targets}"
+    chosen = list(space.start[: (count + 1) // 2])
+    others = [p for p in space.points() if p not in chosen]
+    chosen += random.Random(1).sample(others, min(len(others), count - len(chosen)))
+    return [(dict(p), space.render(p)) for p in chosen]
+
+
+def wide(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def flat(out: Any) -> list[torch.Tensor]:
+    return list(out) if isinstance(out, list | tuple) else [out]
+
+
+def error(got: torch.Tensor, want: torch.Tensor, eager: torch.Tensor, loose: float) -> str:
+    """Empty where right: same NaN and inf pattern; rms error at most 1.25 of eager's plus `loose` half ulps."""
+    if not got.is_floating_point():
+        return "" if torch.equal(got, want.to(got.dtype)) else f"{int((got != want).sum())} of {got.numel()} differ"
+    bits = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[got.dtype]
+    got, eager = got.double(), eager.double()
+    if not torch.equal(got.isnan(), want.isnan()) or not torch.equal(got.isinf(), want.isinf()):
+        return f"NaN or inf pattern: {int(got.isnan().sum())} for {int(want.isnan().sum())} NaN"
+    fine = want.isfinite()
+    got, want, eager = got[fine], want[fine], eager[fine]
+    if not want.numel():
+        return ""
+    size = want.square().mean().sqrt().item() + 1e-300
+    e = (got - want).square().mean().sqrt().item() / size
+    e_eager = (eager - want).square().mean().sqrt().item() / size
+    return "" if e <= 1.25 * e_eager + loose * 2.0**-bits else f"error {e:.3g}, eager's {e_eager:.3g}"
+
+
+def check(case: Case, device: str, count: int) -> dict[str, str]:
+    """Error text by point, empty where right."""
+    torch.manual_seed(0)
+    inputs = case.make(device)
+    task, order = trace(case.function, inputs)
+    eager = flat(case.function(*inputs))
+    want = flat(case.function(*map(wide, inputs)))
+    out: dict[str, str] = {}
+    loose = LOOSE_ON_CPU.get(case.family, 1.0) if device == "cpu" else 1.0
+    for point, candidate in points(case, task, count):
+        label = f"{case.name} {point}"
+        try:
+            got = Replay(candidate.plan, task, load(candidate))(*[inputs[i] for i in order])
+            problems = [error(g, w, e, loose) for g, w, e in zip(got, want, eager, strict=True)]
+            again = Replay(candidate.plan, task, load(candidate))(*[inputs[i] for i in order])
+            if not all(torch.equal(torch.nan_to_num(g), torch.nan_to_num(a)) for g, a in zip(got, again, strict=True)):
+                problems.append("a second run differs")
+            out[label] = "; ".join(p for p in problems if p)
+        except Exception:
+            out[label] = "raised: " + traceback.format_exc()[-1500:]
+    return out
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Callable[[str], torch.Tensor]:
+    return lambda device: (torch.randn(shape, device=device) * scale).to(dtype)
+
+
+def ints(high: int, *shape: int) -> Callable[[str], torch.Tensor]:
+    return lambda device: torch.randint(0, high, shape, device=device)
+
+
+def bags(total: int, count: int) -> Callable[[str], torch.Tensor]:
+    def make(device: str) -> torch.Tensor:
+        cuts = torch.randint(0, total + 1, (count - 1,)).sort().values
+        return torch.cat([torch.zeros(1, dtype=torch.int64), cuts]).to(device)
+
+    return make
+
+
+def special(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[str], torch.Tensor]:
+    """Normal values with a NaN, infinities and -0.0 in places."""
+
+    def make(device: str) -> torch.Tensor:
+        x = torch.randn(shape)
+        x.flatten()[:: max(7, x.numel() // 5)] = torch.tensor(float("inf"))
+        x.flatten()[3 :: max(11, x.numel() // 3)] = torch.tensor(float("nan"))
+        x.flatten()[2::13] = -0.0
+        return x.to(device, dtype)
+
+    return make
+
+
+def case(family: str, name: str, function: Callable[..., Any], *inputs: Callable[[str], torch.Tensor]) -> Case:
+    return Case(family, name, function, lambda device: tuple(make(device) for make in inputs))
+
+
+bf16, f16, i64 = torch.bfloat16, torch.float16, torch.int64
+EMB, SCAN, POOL = "embedding_triton", "scan_triton", "pooling_triton"
+
+
+def _bag(mode: str, last: bool = False) -> Callable[..., Any]:
+    return lambda w, i, o: F.embedding_bag(i, w, o, mode=mode, include_last_offset=last)
+
+
+CASES: list[Case] = [
+    case(EMB, "rows", lambda w, i: F.embedding(i, w), randn(37, 19), ints(37, 5, 7)),
+    case(EMB, "rows_scaled", lambda w, i, b: F.embedding(i, w) * 2.5 + b, randn(37, 64, dtype=bf16), ints(37, 9), randn(64)),
+    case(EMB, "bag_sum", _bag("sum"), randn(50, 36), ints(50, 61), bags(61, 9)),
+    case(EMB, "bag_mean", _bag("mean"), randn(50, 128), ints(50, 45), bags(45, 7)),
+    case(EMB, "bag_weighted", lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s),
+         randn(50, 33), ints(50, 40), bags(40, 5), randn(40)),
+    case(EMB, "bag_relu", lambda w, i, o: torch.relu(_bag("sum")(w, i, o)), randn(20, 16), ints(20, 30), bags(30, 6)),
+    case(SCAN, "last", lambda x: x.cumsum(-1), randn(5, 1000)),
+    case(SCAN, "last_small", lambda x: x.cumsum(-1), randn(3, 17)),
+    case(SCAN, "first", lambda x: x.cumsum(0), randn(301, 37)),
+    case(SCAN, "middle_relu", lambda x, b: torch.relu(x.cumsum(1)) + b, randn(3, 67, 18), randn(18)),
+    case(SCAN, "bf16", lambda x: x.cumsum(-1), randn(4, 257, dtype=bf16)),
+    case(SCAN, "int64", lambda x: x.cumsum(-1), ints(9, 4, 300)),
+    case(SCAN, "product", lambda x: x.cumprod(-1), lambda d: 1 + 0.01 * torch.randn(4, 515, device=d)),
+    case(SCAN, "special", lambda x: x.cumsum(-1), special(4, 515)),
+    case(SCAN, "transposed", lambda x: x.cumsum(-1), lambda d: torch.randn(65, 9, device=d).t()),
+    case(POOL, "avg3d", lambda x: F.avg_pool3d(x, 3, 2, 1), randn(2, 3, 9, 11, 13)),
+    case(POOL, "avg3d_valid", lambda x: F.avg_pool3d(x, (2, 3, 1), (1, 2, 1), (1, 1, 0), count_include_pad=False),
+         randn(2, 2, 5, 7, 6)),
+    case(POOL, "avg2d", lambda x: F.avg_pool2d(x, 2), randn(3, 2, 10, 14)),
+    case(POOL, "avg2d_half", lambda x: torch.sigmoid(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)),
+         randn(2, 3, 9, 21, dtype=f16)),
+    case(POOL, "max2d", lambda x: F.max_pool2d(x, 3, 2, 1), randn(2, 5, 17, 23)),
+    case(POOL, "max2d_special", lambda x: F.max_pool2d(x, 3, 2, 1), special(2, 5, 16, 24)),
+    case(POOL, "max2d_k4s1", lambda x: F.max_pool2d(x, 4, 1, 1) * 2, randn(2, 2, 12, 18)),
+    case(POOL, "max3d", lambda x: F.max_pool3d(x, 2), randn(2, 2, 6, 8, 10)),
+]  # fmt: skip
+
+
+def main() -> None:
+    """`triton_cases.py FAMILY COUNT OUT`: check every case of a family here, write {label: error} as JSON."""
+    name, count, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    results: dict[str, dict[str, str]] = {}
+    for each in CASES:
+        if each.family == name:
+            try:
+                results[each.name] = check(each, "cpu", count)
+            except Exception:
+                results[each.name] = {each.name: "raised: " + traceback.format_exc()[-2500:]}
+    Path(out).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
