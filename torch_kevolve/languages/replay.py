@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -15,14 +15,20 @@ from torch_kevolve.sizes import bind, evaluate
 from torch_kevolve.task import DType, KernelTask
 
 
+Allocate = Callable[..., torch.Tensor]
+"""allocate(shape, strides, dtype=, device=) -> tensor"""
+
+
 class Replay:
     """A plan bound to a loaded kernel. Call it with the task's inputs; it returns the task's outputs.
 
     `prepare` steps run once per version of the weights (address and version counter). Not safe for many threads.
     """
 
-    def __init__(self, plan: LaunchPlan, task: KernelTask, launcher: Launcher | None) -> None:
-        self.plan, self.task, self.launcher = plan, task, launcher
+    def __init__(
+        self, plan: LaunchPlan, task: KernelTask, launcher: Launcher | None, allocate: Allocate = torch.empty_strided
+    ) -> None:
+        self.plan, self.task, self.launcher, self.allocate = plan, task, launcher, allocate
         self._prepared: dict[int, tuple[Any, dict[str, torch.Tensor]]] = {}
         self.launches = 0
 
@@ -59,7 +65,7 @@ class Replay:
         if isinstance(step, Buffer):
             shape = [evaluate(s, binding) for s in step.shape]
             strides = [evaluate(s, binding) for s in step.strides]
-            made = torch.empty_strided(shape, strides, dtype=getattr(torch, step.dtype), device=device)
+            made = self.allocate(shape, strides, dtype=getattr(torch, step.dtype), device=device)
             world[step.name] = made if step.fill is None else made.fill_(step.fill)
         elif isinstance(step, Aten):
             args = [_real(arg, world, binding) for arg in step.args]
