@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
+from torch_kevolve.languages.replay import operator
 from torch_kevolve.sizes import Size, contiguous_strides
 from torch_kevolve.task import Arg, DType, Op, Ref, TensorSpec
 
@@ -37,7 +36,7 @@ _ONE_AXIS = frozenset({
     "aten.slice.Tensor", "aten.any.dim", "aten.all.dim", "aten.prod.dim_int", "aten.cat.default",
     "aten.cummax.default", "aten.cummin.default", "aten.max.dim", "aten.min.dim",
 })  # fmt: skip
-_PLACEMENT = ("device", "layout", "pin_memory", "requires_grad", "memory_format", "non_blocking")
+_PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 
 SpecOf = Callable[[Ref], TensorSpec]
 
@@ -80,7 +79,7 @@ def _constant(op: Op) -> Op:
         return Op("aten.full.default", op.args, op.outs, kwargs)
     if op.target == "aten.arange.default":
         given = dict(op.kwargs)
-        rest = (("dtype", given.get("dtype", DType(op.outs[0].dtype))), ("start", 0), ("step", 1))
+        rest = (("dtype", given.get("dtype", DType(op.outs[0].dtype))), ("requires_grad", False), ("start", 0), ("step", 1))
         return Op("prims.iota.default", (op.outs[0].shape[0],), op.outs, rest)
     return op
 
@@ -109,7 +108,7 @@ def _axis(op: Op, spec_of: SpecOf) -> Op:
 
 def _defaults(op: Op) -> Op:
     """Arguments in the schema's order; trailing defaults and keyword defaults dropped."""
-    schema = overload(op.target)._schema
+    schema = operator(op.target)._schema
     given = dict(op.kwargs)
     args: list[Arg] = []
     trailing = 0
@@ -126,13 +125,6 @@ def _defaults(op: Op) -> Op:
         trailing = 0 if not has_default or not _same(value, default) else trailing + 1
     kept = tuple(args[: len(args) - trailing]) if trailing else tuple(args)
     return replace(op, args=kept, kwargs=tuple(sorted(keyword.items())))
-
-
-def overload(target: str) -> torch._ops.OpOverload:
-    """The operator called `aten.name.overload`. Raises AttributeError where this torch has none."""
-    namespace, name, variant = target.split(".")
-    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), variant)
-    return found
 
 
 def _same(value: Arg, default: Arg) -> bool:

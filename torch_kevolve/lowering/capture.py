@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from torch_kevolve.errors import RegionRefused, TaskError
+from torch_kevolve.errors import PlanError, RegionRefused, TaskError
 from torch_kevolve.lowering.canon import RESHAPE, canonical_op, sizes_of
 from torch_kevolve.lowering.facts import index_bounds, task_flags
 from torch_kevolve.lowering.kinds import name_of, tensors_of
@@ -59,7 +59,7 @@ def capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str 
     """
     try:
         return _capture(nodes, outputs, numerics)
-    except TaskError as error:
+    except (TaskError, PlanError) as error:
         raise RegionRefused("size-form", str(error)) from None
 
 
