@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from torch_kevolve.lowering.kinds import FUSES, Kind, axes_of, is_tensor, kind_of, name_of, refusal
+from torch_kevolve.lowering.cost import hint
+from torch_kevolve.lowering.kinds import FUSES, Kind, axes_of, is_tensor, kind_of, name_of, refusal, tensors_of
 from torch_kevolve.lowering.reach import Reach
 
 MOST_NODES = 160
@@ -40,8 +41,10 @@ def ladder(anchor: fx.Node, reach: Reach, taken: set[fx.Node]) -> Iterator[Growt
         yield grow(anchor, reach, taken, down=_nothing, up=quiet)
     elif kind in (Kind.REDUCE, Kind.GATHER):
         rows = _of_kinds(FUSES | {Kind.REDUCE, Kind.GATHER})
+        yield grow(anchor, reach, taken, down=rows, up=rows, around=True)
         yield grow(anchor, reach, taken, down=rows, up=rows)
         alike = _alike(anchor)
+        yield grow(anchor, reach, taken, down=alike, up=alike, around=True)
         yield grow(anchor, reach, taken, down=alike, up=alike)
         family = _same_origin(anchor)
         epilogue = _either(family, fuse)
@@ -55,14 +58,19 @@ def ladder(anchor: fx.Node, reach: Reach, taken: set[fx.Node]) -> Iterator[Growt
     yield grow(anchor, reach, taken, down=_nothing, up=_nothing)
 
 
-def grow(anchor: fx.Node, reach: Reach, taken: set[fx.Node], down: Allow, up: Allow) -> Growth:
-    """Add neighbours until none may be added. `down` and `up` say which, on top of what is always asked."""
+def grow(
+    anchor: fx.Node, reach: Reach, taken: set[fx.Node], down: Allow, up: Allow, around: bool = False
+) -> Growth:
+    """Add neighbours until none may be added. `down` and `up` say which, on top of what is always asked.
+
+    `around`: also what else is computed from the values that the anchor needs (the other sums of a backward).
+    """
     region = _Set(anchor, reach, taken)
     changed = True
     while changed and len(region.inside) < MOST_NODES:
         changed = False
         for node in sorted(region.inside, key=reach.place.__getitem__):
-            if node in region.flow:
+            if node in region.flow or around:
                 for user in node.users:
                     changed |= region.add(user, down, flow=True)
             for read in node.all_input_nodes:
@@ -157,18 +165,48 @@ def _materialised(node: fx.Node, inside: set[fx.Node]) -> set[fx.Node]:
 
 
 def _stays(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """The node may be computed again outside at no cost worth a write: a view, a constant, a cast of an input."""
+    """The node may be computed again outside at no cost worth a write: a view, a constant, a cast of an input, or
+    pointwise work on inputs that whoever reads it will fuse anyway."""
     kind = kind_of(node)
     if kind in (Kind.VIEW, Kind.MAKE) or _pick_of_view(node):
         return True
-    if name_of(node) != "convert_element_type":
+    leaves = _leaves(node, inside)
+    if kind is not Kind.POINTWISE or leaves is None:
         return False
-    source = node.args[0]
-    return not isinstance(source, fx.Node) or source not in inside or _only_inputs(source, inside)
+    if name_of(node) == "convert_element_type" and len(leaves) == 1:
+        return True
+    # A value that must be written for somebody is better written here, where it is at hand already.
+    fused = all(user in inside or kind_of(user) in (Kind.POINTWISE, Kind.REDUCE) for user in node.users)
+    return fused and sum(map(_bytes, leaves)) <= 1.5 * _bytes(node)
 
 
-def _only_inputs(node: fx.Node, inside: set[fx.Node]) -> bool:
-    return _stays(node, inside) and all(read not in inside or _only_inputs(read, inside) for read in node.all_input_nodes)
+def _leaves(node: fx.Node, inside: set[fx.Node]) -> set[fx.Node] | None:
+    """The region's inputs that a value is made of; None if an anchor stands between."""
+    out: set[fx.Node] = set()
+    stack = [node]
+    seen = {node}
+    while stack:
+        for read in stack.pop().all_input_nodes:
+            if read in seen:
+                continue
+            seen.add(read)
+            if read not in inside:
+                out.add(read)
+            elif kind_of(read) in FUSES and not (kind_of(read) is Kind.PICK and not _pick_of_view(read)):
+                stack.append(read)
+            else:
+                return None
+    return out
+
+
+def _bytes(node: fx.Node) -> int:
+    total = 0
+    for tensor in tensors_of(node.meta.get("val")):
+        count = tensor.element_size()
+        for size in tensor.shape:
+            count *= hint(size)
+        total += count
+    return total
 
 
 def _used_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
