@@ -1,0 +1,279 @@
+"""Prelude: vectors for C++ kernels, in GCC vector extensions.
+
+`text(lanes)` is put in front of every C++ source. Nothing in it depends on the auto-vectoriser (Inductor's command line
+turns it off) or on reassociation, so NaN, infinities and the order of sums are what the source says. Multiply-add is
+contracted. `-ffast-math` is never used: with -shared g++ 12 it switches the whole process to flush-to-zero.
+"""
+
+from __future__ import annotations
+
+HEAD = r"""#include <cstdint>
+#include <cstring>
+#include <cstdlib>
+#include <cmath>
+#include <omp.h>
+#pragma GCC optimize("fp-contract=fast", "no-math-errno", "no-trapping-math")
+"""
+
+VECTORS = r"""
+#define KV inline __attribute__((always_inline))
+namespace kv {
+constexpr int L = LANES;
+typedef float fv __attribute__((vector_size(4 * L)));
+typedef int32_t iv __attribute__((vector_size(4 * L)));
+typedef uint32_t uv __attribute__((vector_size(4 * L)));
+typedef int64_t lv __attribute__((vector_size(8 * L)));
+typedef double dv __attribute__((vector_size(8 * L)));
+typedef uint16_t hv __attribute__((vector_size(2 * L)));
+typedef struct { uint16_t bits; } bf16;
+typedef _Float16 fp16;
+
+struct vm { iv v; static KV vm all() { return {iv{} - 1}; } static KV vm none() { return {iv{}}; } };
+struct vi {
+  lv v;
+  KV vi() {}
+  KV vi(lv x) : v(x) {}
+  KV explicit vi(int64_t x) : v(lv{} + x) {}
+  KV explicit vi(int x) : v(lv{} + (int64_t)x) {}
+  static KV vi seq(int64_t from) { lv s; for (int k = 0; k < L; k++) s[k] = from + k; return vi(s); }
+};
+struct vf {
+  fv v;
+  KV vf() {}
+  KV vf(fv x) : v(x) {}
+  KV explicit vf(float x) : v(fv{} + x) {}
+};
+// Broadcasting by `fv{} + x` turns -0.0 into 0.0: constants that are -0.0 go through this one.
+KV vf splat(float x) { fv r; for (int k = 0; k < L; k++) r[k] = x; return vf(r); }
+KV vf operator+(vf a, vf b) { return vf(a.v + b.v); }
+KV vf operator-(vf a, vf b) { return vf(a.v - b.v); }
+KV vf operator*(vf a, vf b) { return vf(a.v * b.v); }
+KV vf operator/(vf a, vf b) { return vf(a.v / b.v); }
+KV vf operator-(vf a) { return vf(-a.v); }
+KV vi operator+(vi a, vi b) { return vi(a.v + b.v); }
+KV vi operator-(vi a, vi b) { return vi(a.v - b.v); }
+KV vi operator*(vi a, vi b) { return vi(a.v * b.v); }
+KV vi operator-(vi a) { return vi(-a.v); }
+KV vi operator/(vi a, vi b) { lv r; for (int k = 0; k < L; k++) r[k] = b.v[k] ? a.v[k] / b.v[k] : 0; return vi(r); }
+KV vi operator&(vi a, vi b) { return vi(a.v & b.v); }
+KV vi operator|(vi a, vi b) { return vi(a.v | b.v); }
+KV vi operator^(vi a, vi b) { return vi(a.v ^ b.v); }
+KV vi operator~(vi a) { return vi(~a.v); }
+KV vm narrow(lv m) { return {__builtin_convertvector(m, iv)}; }
+#define KV_COMPARE(name, op) \
+  KV vm name(vf a, vf b) { return {(iv)(a.v op b.v)}; } \
+  KV vm name(vi a, vi b) { return narrow(a.v op b.v); }
+KV_COMPARE(eq, ==) KV_COMPARE(ne, !=) KV_COMPARE(lt, <) KV_COMPARE(le, <=) KV_COMPARE(gt, >) KV_COMPARE(ge, >=)
+KV vm and_(vm a, vm b) { return {a.v & b.v}; }
+KV vm or_(vm a, vm b) { return {a.v | b.v}; }
+KV vm xor_(vm a, vm b) { return {a.v ^ b.v}; }
+KV vm not_(vm a) { return {~a.v}; }
+KV vm eq(vm a, vm b) { return {~(a.v ^ b.v)}; }
+KV vm ne(vm a, vm b) { return {a.v ^ b.v}; }
+KV vi and_(vi a, vi b) { return a & b; }
+KV vi or_(vi a, vi b) { return a | b; }
+KV vi xor_(vi a, vi b) { return a ^ b; }
+KV vi not_(vi a) { return ~a; }
+KV vf select(vm m, vf a, vf b) { return vf(m.v ? a.v : b.v); }
+KV vi select(vm m, vi a, vi b) { return vi(__builtin_convertvector(m.v, lv) ? a.v : b.v); }
+KV vm select(vm m, vm a, vm b) { return {(m.v & a.v) | (~m.v & b.v)}; }
+KV vf bits(iv x) { return vf((fv)x); }
+KV iv bits(vf x) { return (iv)x.v; }
+KV vf to_float(vf x) { return x; }
+KV vf to_float(vi x) { return vf(__builtin_convertvector(x.v, fv)); }
+KV vf to_float(vm x) { return bits((iv)(x.v & 0x3f800000)); }
+KV vi to_int(vi x) { return x; }
+KV vi to_int(vm x) { return vi(-__builtin_convertvector(x.v, lv)); }
+KV vi to_int(vf x) { return vi(__builtin_convertvector(x.v, lv)); }
+KV vm to_mask(vm x) { return x; }
+KV vf abs(vf x) { return bits(bits(x) & 0x7fffffff); }
+KV vi abs(vi x) { return vi(x.v < 0 ? -x.v : x.v); }
+KV vf max(vf a, vf b) { return vf(a.v > b.v ? a.v : b.v); }
+KV vf min(vf a, vf b) { return vf(a.v < b.v ? a.v : b.v); }
+KV vi max(vi a, vi b) { return vi(a.v > b.v ? a.v : b.v); }
+KV vi min(vi a, vi b) { return vi(a.v < b.v ? a.v : b.v); }
+// A NaN on either side wins: `!(a <= b)` is true for a NaN in a, and b's own NaN is kept by the sum.
+KV vf max_nan(vf a, vf b) { vf m = vf(a.v > b.v ? a.v : b.v); return vf(a.v != a.v ? a.v : m.v); }
+KV vf min_nan(vf a, vf b) { vf m = vf(a.v < b.v ? a.v : b.v); return vf(a.v != a.v ? a.v : m.v); }
+}
+"""
+
+MATH = r"""
+namespace kv {
+KV vf copysign(vf x, vf s) { return bits((bits(x) & 0x7fffffff) | (bits(s) & (int32_t)0x80000000)); }
+KV vf each(vf x, float (*f)(float)) { fv r; for (int k = 0; k < L; k++) r[k] = f(x.v[k]); return vf(r); }
+KV vf each(vf x, vf y, float (*f)(float, float)) { fv r; for (int k = 0; k < L; k++) r[k] = f(x.v[k], y.v[k]); return vf(r); }
+// Rounding to even by the carry out of 2^23; numbers above it are whole already.
+KV vf rint(vf x) {
+  vf a = abs(x), r = (a + vf(8388608.0f)) - vf(8388608.0f);
+  return select(lt(a, vf(8388608.0f)), copysign(r, x), x);
+}
+KV vf floor(vf x) { vf r = rint(x); return copysign(r - select(gt(r, x), vf(1.0f), vf(0.0f)), x); }
+KV vf ceil(vf x) { vf r = rint(x); return copysign(r + select(lt(r, x), vf(1.0f), vf(0.0f)), x); }
+KV vf trunc(vf x) { vf a = abs(x), r = rint(a); return copysign(r - select(gt(r, a), vf(1.0f), vf(0.0f)), x); }
+KV vf sqrt(vf x) { fv r; for (int k = 0; k < L; k++) r[k] = __builtin_sqrtf(x.v[k]); return vf(r); }
+KV vf rsqrt(vf x) { return vf(1.0f) / sqrt(x); }
+// 2^n for whole n in two factors, so that denormal results and overflow come out right.
+KV vf ldexp(vf p, iv n) {
+  iv h = n >> 1;
+  return p * bits((h + 127) << 23) * bits((n - h + 127) << 23);
+}
+// exp on [-ln2/2, ln2/2] as 1 + r + r^2 q(r); degrees 5 to 7 in all, least-squares on Chebyshev nodes.
+template <int D> KV vf exp_poly(vf r) {
+  vf q = D >= 7 ? vf(1.9875691500e-4f) : vf(0.0f);
+  if (D >= 7) { q = q * r + vf(1.3981999507e-3f); q = q * r + vf(8.3334519073e-3f); q = q * r + vf(4.1665795894e-2f);
+    q = q * r + vf(1.6666665459e-1f); q = q * r + vf(5.0000001201e-1f); }
+  else if (D == 6) { q = vf(1.3930664e-3f); q = q * r + vf(8.3599930e-3f); q = q * r + vf(4.1666489e-2f);
+    q = q * r + vf(1.6666646e-1f); q = q * r + vf(5.0e-1f); }
+  else { q = vf(8.3703095e-3f); q = q * r + vf(4.1904987e-2f); q = q * r + vf(1.6666442e-1f); q = q * r + vf(4.9999285e-1f); }
+  return q * (r * r) + r + vf(1.0f);
+}
+template <int D> KV vf exp_(vf x) {
+  x = select(gt(x, vf(89.0f)), vf(89.0f), x);
+  x = select(lt(x, vf(-104.0f)), vf(-104.0f), x);
+  vf magic = vf(12582912.0f), t = x * vf(1.44269504088896341f) + magic, n = t - magic;
+  vf r = x - n * vf(0.693359375f); r = r - n * vf(-2.12194440e-4f);
+  return ldexp(exp_poly<D>(r), bits(t) - 0x4b400000);
+}
+// For arguments at or below 0 (a row's maximum was taken off): one factor, results below 2^-126 become 0.
+template <int D> KV vf exp_neg(vf x) {
+  vf magic = vf(12582912.0f), c = select(lt(x, vf(-87.3f)), vf(-87.3f), x);
+  vf t = c * vf(1.44269504088896341f) + magic, n = t - magic;
+  vf r = c - n * vf(0.693359375f); r = r - n * vf(-2.12194440e-4f);
+  vf y = exp_poly<D>(r) * bits((bits(t) - 0x4b400000 + 127) << 23);
+  return select(lt(x, vf(-87.3f)), vf(0.0f), y);
+}
+KV vf exp(vf x) { return exp_<EXP_DEGREE>(x); }
+KV vf exp2(vf x) {
+  x = select(gt(x, vf(129.0f)), vf(129.0f), x);
+  x = select(lt(x, vf(-151.0f)), vf(-151.0f), x);
+  vf magic = vf(12582912.0f), t = x + magic, n = t - magic;
+  return ldexp(exp_poly<7>((x - n) * vf(0.69314718055994531f)), bits(t) - 0x4b400000);
+}
+KV vf expm1(vf x) {
+  vf p = vf(1.9841270e-4f); p = p * x + vf(1.3888889e-3f); p = p * x + vf(8.3333333e-3f); p = p * x + vf(4.1666667e-2f);
+  p = p * x + vf(1.6666667e-1f); p = p * x + vf(0.5f); p = p * (x * x) + x;
+  return select(lt(abs(x), vf(0.35f)), p, exp_<7>(x) - vf(1.0f));
+}
+KV vf log(vf x) {
+  vm tiny = lt(x, vf(1.17549435e-38f));
+  vf y = select(tiny, x * vf(8388608.0f), x);
+  iv b = bits(y) - 0x3f3504f3;
+  vf e = vf(__builtin_convertvector(b >> 23, fv)) - select(tiny, vf(23.0f), vf(0.0f));
+  vf m = bits((b & 0x007fffff) + 0x3f3504f3) - vf(1.0f), z = m * m;
+  vf p = vf(7.0376836292e-2f); p = p * m + vf(-1.1514610310e-1f); p = p * m + vf(1.1676998740e-1f);
+  p = p * m + vf(-1.2420140846e-1f); p = p * m + vf(1.4249322787e-1f); p = p * m + vf(-1.6668057665e-1f);
+  p = p * m + vf(2.0000714765e-1f); p = p * m + vf(-2.4999993993e-1f); p = p * m + vf(3.3333331174e-1f);
+  vf r = p * m * z + e * vf(-2.12194440e-4f) - vf(0.5f) * z + m + e * vf(0.693359375f);
+  r = select(eq(x, vf(__builtin_inff())), x, r);
+  r = select(eq(x, vf(0.0f)), vf(-__builtin_inff()), r);
+  return select(or_(lt(x, vf(0.0f)), ne(x, x)), vf(__builtin_nanf("")), r);
+}
+KV vf log2(vf x) { return each(x, [](float a) { return __builtin_log2f(a); }); }
+KV vf log1p(vf x) {
+  vf u = vf(1.0f) + x, d = u - vf(1.0f);
+  vf y = select(eq(d, vf(0.0f)), x, log(u) * (x / d));
+  return select(eq(u, vf(__builtin_inff())), u, y);
+}
+KV vf sigmoid(vf x) { return vf(1.0f) / (vf(1.0f) + exp(-x)); }
+KV vf tanh(vf x) {
+  vf a = abs(x), z = x * x;
+  vf p = vf(-5.70498872745e-3f); p = p * z + vf(2.06390887954e-2f); p = p * z + vf(-5.37397155531e-2f);
+  p = p * z + vf(1.33314422036e-1f); p = p * z + vf(-3.33332819422e-1f); p = p * z * x + x;
+  vf b = copysign(vf(1.0f) - vf(2.0f) / (exp_<7>(a + a) + vf(1.0f)), x);
+  return select(lt(a, vf(0.625f)), p, select(ne(x, x), x, b));
+}
+// Two ranges: a polynomial in x^2 below 0.921875, 1 - exp(polynomial in |x|) above.
+KV vf erf(vf a) {
+  vf t = abs(a), s = a * a;
+  vf r = vf(-1.72853470e-5f) * t + vf(3.83197126e-4f), u = vf(-3.88396438e-3f) * t + vf(2.42546219e-2f);
+  r = r * s + u; r = r * t + vf(-1.06777877e-1f); r = r * t + vf(-6.34846687e-1f); r = r * t + vf(-1.28717512e-1f);
+  r = r * t - t;
+  r = copysign(vf(1.0f) - exp_<7>(r), a);
+  vf q = vf(-5.96761703e-4f); q = q * s + vf(4.99119423e-3f); q = q * s + vf(-2.67681349e-2f); q = q * s + vf(1.12819925e-1f);
+  q = q * s + vf(-3.76125336e-1f); q = q * s + vf(1.28379166e-1f); q = q * a + a;
+  return select(gt(t, vf(0.927734375f)), r, q);
+}
+KV vf sin(vf x) { return each(x, [](float a) { return __builtin_sinf(a); }); }
+KV vf cos(vf x) { return each(x, [](float a) { return __builtin_cosf(a); }); }
+KV vf pow(vf x, vf y) { return each(x, y, [](float a, float b) { return __builtin_powf(a, b); }); }
+KV vf fmod(vf x, vf y) { return each(x, y, [](float a, float b) { return __builtin_fmodf(a, b); }); }
+KV vf remainder(vf x, vf y) { vf m = fmod(x, y); vm fix = and_(ne(m, vf(0.0f)), lt(m * y, vf(0.0f))); return select(fix, m + y, m); }
+KV vf floor_div(vf x, vf y) { return floor((x - remainder(x, y)) / y); }
+KV vi floor_div(vi a, vi b) { vi q = a / b, r = a - q * b; return q - to_int(and_(ne(r, vi(0)), lt(r ^ b, vi(0)))); }
+KV vi remainder(vi a, vi b) { return a - floor_div(a, b) * b; }
+}
+"""
+
+MEMORY = r"""
+namespace kv {
+KV vf widen(hv h) { return bits((iv)(__builtin_convertvector(h, uv) << 16)); }
+KV hv round_bits(vf x) {
+  uv u = (uv)x.v, r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  r = (uv)(x.v != x.v) ? ((u >> 16) | 0x40) : r;
+  return __builtin_convertvector(r, hv);
+}
+KV vf round_bf16(vf x) { return widen(round_bits(x)); }
+KV vf round_fp16(vf x) { fv r; for (int k = 0; k < L; k++) r[k] = (float)(fp16)x.v[k]; return vf(r); }
+KV vf load(const float* p) { fv r; memcpy(&r, p, sizeof r); return vf(r); }
+KV vf load(const bf16* p) { hv r; memcpy(&r, p, sizeof r); return widen(r); }
+KV vf load(const fp16* p) { fv r; for (int k = 0; k < L; k++) r[k] = (float)p[k]; return vf(r); }
+KV vi load(const int64_t* p) { lv r; memcpy(&r, p, sizeof r); return vi(r); }
+template <class T> KV vi load_ints(const T* p) { lv r; for (int k = 0; k < L; k++) r[k] = p[k]; return vi(r); }
+KV vi load(const int32_t* p) { return load_ints(p); }
+KV vi load(const int16_t* p) { return load_ints(p); }
+KV vi load(const int8_t* p) { return load_ints(p); }
+KV vi load(const uint8_t* p) { return load_ints(p); }
+KV vm load(const bool* p) { iv r; for (int k = 0; k < L; k++) r[k] = -(int32_t)(p[k] != 0); return {r}; }
+template <class T> KV auto load_n(const T* p, int n) { T b[L]; memset(b, 0, sizeof b); memcpy(b, p, n * sizeof(T)); return load(b); }
+template <class T> KV auto load_step(const T* p, int64_t s, int n) { T b[L]; memset(b, 0, sizeof b); for (int k = 0; k < n; k++) b[k] = p[k * s]; return load(b); }
+template <class T> KV auto load_one(const T* p) { T b[L]; for (int k = 0; k < L; k++) b[k] = *p; return load(b); }
+KV vf load_one(const float* p) { return vf(*p); }
+KV vi load_one(const int64_t* p) { return vi(*p); }
+KV void store(float* p, vf x) { memcpy(p, &x.v, sizeof x.v); }
+KV void store(bf16* p, vf x) { hv r = round_bits(x); memcpy(p, &r, sizeof r); }
+KV void store(fp16* p, vf x) { for (int k = 0; k < L; k++) p[k] = (fp16)x.v[k]; }
+KV void store(int64_t* p, vi x) { memcpy(p, &x.v, sizeof x.v); }
+template <class T> KV void store_ints(T* p, vi x) { for (int k = 0; k < L; k++) p[k] = (T)x.v[k]; }
+KV void store(int32_t* p, vi x) { store_ints(p, x); }
+KV void store(int16_t* p, vi x) { store_ints(p, x); }
+KV void store(int8_t* p, vi x) { store_ints(p, x); }
+KV void store(uint8_t* p, vi x) { store_ints(p, x); }
+KV void store(bool* p, vm x) { for (int k = 0; k < L; k++) p[k] = x.v[k] != 0; }
+template <class T, class V> KV void store_n(T* p, V x, int n) { T b[L]; store(b, x); memcpy(p, b, n * sizeof(T)); }
+template <class T, class V> KV void store_step(T* p, int64_t s, V x, int n) { T b[L]; store(b, x); for (int k = 0; k < n; k++) p[k * s] = b[k]; }
+template <class T, class V> KV void store_one(T* p, V x) { T b[L]; store(b, x); *p = b[0]; }
+KV double hsum(dv x) { double s = 0; for (int k = 0; k < L; k++) s += x[k]; return s; }
+KV dv wide(vf x) { return __builtin_convertvector(x.v, dv); }
+KV float hmax_nan(vf x) { vf m = x; float r = m.v[0]; for (int k = 1; k < L; k++) r = (m.v[k] > r || m.v[k] != m.v[k]) && r == r ? m.v[k] : r; return r; }
+KV float hmin_nan(vf x) { float r = x.v[0]; for (int k = 1; k < L; k++) r = (x.v[k] < r || x.v[k] != x.v[k]) && r == r ? x.v[k] : r; return r; }
+KV vm first(int n) { iv r; for (int k = 0; k < L; k++) r[k] = -(int32_t)(k < n); return {r}; }
+KV void stream(float* p, vf x) {
+#if defined(__AVX512F__) && LANES == 16
+  __builtin_ia32_movntps512(p, (float __attribute__((vector_size(64))))x.v);
+#elif defined(__AVX__) && LANES == 8
+  __builtin_ia32_movntps256(p, (float __attribute__((vector_size(32))))x.v);
+#else
+  store(p, x);
+#endif
+}
+template <class T, class V> KV void stream(T* p, V x) { store(p, x); }
+KV void fence() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
+}
+"""
+
+TYPES = {
+    "float32": "float", "bfloat16": "kv::bf16", "float16": "kv::fp16", "int64": "int64_t", "int32": "int32_t",
+    "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool", "float64": "double",
+}  # fmt: skip
+"""C++ element types by dtype name."""
+
+
+def text(lanes: int, degree: int = 7) -> str:
+    """The prelude for vectors of `lanes` floats (8 or 16) and an exp of `degree` (5, 6 or 7)."""
+    defines = f"#define LANES {lanes}\n#define EXP_DEGREE {degree}\n"
+    return HEAD + defines + VECTORS + MATH + MEMORY
