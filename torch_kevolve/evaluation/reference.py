@@ -59,10 +59,18 @@ def _run(op: Op, real: Callable[[Arg], Any], exact: bool, is_output: bool, devic
         return (source.double(),)
     kwargs = {name: real(value) for name, value in op.kwargs}
     function = operator(op.target)
-    if any(a.name == "device" for a in function._schema.arguments):
-        kwargs["device"] = device
+    kwargs.update(_unsaid(function, kwargs, device))
     result = function(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _unsaid(function: Any, said: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Arguments that a task leaves out because they are no part of what is computed."""
+    names = {argument.name for argument in function._schema.arguments}
+    out: dict[str, Any] = {"device": device} if "device" in names else {}
+    if "requires_grad" in names and "requires_grad" not in said:
+        out["requires_grad"] = False
+    return out
 
 
 def _rounded(value: Tensor, graph: TaskGraph, ref: Ref, exact: bool) -> Tensor:
@@ -101,10 +109,11 @@ def to_module(task: KernelTask, twin: bool = True) -> fx.GraphModule:
         return arg
 
     for number, op in enumerate(graph.ops):
-        kwargs: Mapping[str, Any] = {name: real(value) for name, value in op.kwargs}
+        kwargs: dict[str, Any] = {name: real(value) for name, value in op.kwargs}
         function = operator(op.target)
-        if any(a.name == "device" for a in function._schema.arguments):
-            kwargs = {**kwargs, "device": fx_device(made, nodes)}
+        kwargs = {**kwargs, **_unsaid(function, kwargs, None)}
+        if "device" in kwargs:
+            kwargs["device"] = fx_device(made, nodes)
         nodes[len(graph.inputs) + number] = made.call_function(function, tuple(real(a) for a in op.args), kwargs)
     made.output(tuple(real(ref) for ref in graph.outputs))
     module = fx.GraphModule(torch.nn.Module(), made)
