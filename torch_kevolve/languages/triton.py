@@ -63,6 +63,12 @@ class Triton:
                 return Built(None, _explain(error), seconds=time.perf_counter() - started)
         return Built(path, profile=profile, seconds=time.perf_counter() - started)
 
+    def functions(self, built: Built, candidate: Candidate) -> dict[str, Any]:
+        """The jitted functions that the plan launches, by name, for whoever puts them into a graph."""
+        assert built.artifact is not None
+        module = _module(built.artifact)
+        return {name: getattr(module, name) for name in candidate.plan.kernels}
+
     def load(self, built: Built, candidate: Candidate) -> Launcher:
         assert built.artifact is not None
         module = _module(built.artifact)

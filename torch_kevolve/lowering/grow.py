@@ -259,11 +259,11 @@ def _rank(node: fx.Node) -> int:
 
 def _same_origin(anchor: fx.Node) -> Allow:
     """What was decomposed from the same library operator, and the constants and views it needs."""
-    origin = anchor.meta.get("original_aten")
+    origin = str(anchor.meta.get("original_aten"))
 
     def allow(node: fx.Node) -> bool:
         kind = kind_of(node)
-        same = origin is not None and node.meta.get("original_aten") == origin
+        same = origin != "None" and str(node.meta.get("original_aten")) == origin
         return kind is not None and (same or kind in (Kind.VIEW, Kind.MAKE, Kind.PICK))
 
     return allow

@@ -80,6 +80,7 @@ class Hooks:
     fault(reason, error): a failure of our own that left something to Inductor. Raise from it to make it an error.
     uuid: names what the pass will do to the graph, for Inductor's caches; None bypasses them, so the pass always runs.
     `gate_on` False: kernels stay without a whole-graph race. `arms`: option sets to race besides, by name.
+    `known_gate`: the arm that a record says won, by phase: nothing is raced again.
     `skip`: operator names and task key prefixes that are left alone. `min_share`: colder regions are not asked for.
     """
 
@@ -92,5 +93,6 @@ class Hooks:
     numerics: str = "default"
     gate_on: bool = True
     arms: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    known_gate: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     min_share: float = 0.005
