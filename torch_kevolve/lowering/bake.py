@@ -92,15 +92,21 @@ def _quoted(text: str) -> str:
     return "r'''" + text + "'''" if "'''" not in text and not text.endswith("'") else repr(text)
 
 
-def lowering(entry: Entry, reads: Sequence[Layout], writes: Sequence[Layout], symbols: Sequence[sympy.Expr]) -> Callable[..., Any]:
-    """The function that Inductor calls while it lowers: tensors in, fresh tensors out, always as a tuple.
+def lowering(
+    entry: Entry, reads: Sequence[Layout], values: Sequence[torch.Tensor], symbols: Sequence[sympy.Expr]
+) -> Callable[..., Any]:
+    """The function that Inductor calls while it lowers: tensors in, fresh tensors (like the fake `values`) out.
 
-    Inputs arrive with the strides that the kernel was verified for, whatever layout Inductor would have chosen.
+    Inputs arrive with the strides that the kernel was verified for, whatever layout Inductor would have chosen. Called
+    with fake tensors, as the branches of a `cond` are, it returns fake ones.
     """
+    writes = [Layout.of(value) for value in values]
 
     def lower(*inputs: Any) -> Any:
         from torch._inductor.lowering import lowerings
 
+        if isinstance(inputs[0], torch.Tensor):
+            return tuple(values)
         pinned = [_pinned(x, layout) for x, layout in zip(inputs, reads, strict=True)]
         fresh = [
             lowerings[torch.ops.aten.empty_strided.default](
@@ -122,11 +128,26 @@ def pin(layout: Layout) -> Callable[..., Any]:
     """The function that hands a tensor on with exactly these strides."""
 
     def kevolve_pin(x: Any) -> Any:
-        return _pinned(x, layout)
+        return x if isinstance(x, torch.Tensor) else _pinned(x, layout)
 
     kevolve_pin.__qualname__ = "kevolve_pin"
     kevolve_pin._inductor_lowering_function = True  # type: ignore[attr-defined]
     return kevolve_pin
+
+
+def library_call(target: Any) -> Callable[..., Any]:
+    """The function that calls ATen's own operator, also where Inductor would decompose it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.lowering import fallback_handler
+
+        if any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())):
+            return target(*args, **kwargs)
+        return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = "kevolve_" + target.name().split("::")[1].replace(".", "_")
+    call._inductor_lowering_function = True  # type: ignore[attr-defined]
+    return call
 
 
 def _pinned(x: Any, layout: Layout) -> Any:

@@ -84,6 +84,15 @@ def name_of(node: fx.Node) -> str:
     return str(getattr(target, "__name__", target))
 
 
+def fuses_natively(target: torch._ops.OpOverload) -> bool:
+    """Inductor has its own form of this operator that is as good as the library's: pointwise work, views, matmuls."""
+    from torch._inductor.lowering import lowerings
+
+    kind = _KIND.get(target._schema.name.split("::")[1])
+    plain = kind in (Kind.VIEW, Kind.MAKE, Kind.POINTWISE, Kind.MATMUL) or torch.Tag.pointwise in target.tags
+    return plain and target in lowerings
+
+
 def kind_of(node: fx.Node) -> Kind | None:
     """The node's kind; None where it is an input, an output, or nothing that a region may hold."""
     if node.op != "call_function":

@@ -18,8 +18,9 @@ from torch_kevolve.candidate import Candidate
 from torch_kevolve.errors import PlanError, RegionRefused
 from torch_kevolve.kernel import Kernel
 from torch_kevolve.languages.replay import operator as library
-from torch_kevolve.lowering.bake import Layout, lowering, pin
+from torch_kevolve.lowering.bake import Layout, library_call, lowering, pin
 from torch_kevolve.lowering.bake_text import Entry
+from torch_kevolve.lowering.kinds import fuses_natively
 from torch_kevolve.lowering.regions import Region
 from torch_kevolve.lowering.sizes_fx import SizeNodes
 from torch_kevolve.lowering.triton_node import functions, launch
@@ -84,7 +85,7 @@ class _Splicer:
             raise PlanError(detail="the plan's inputs or outputs are not the task's")
         triton = self.candidate.language == "triton"
         for name, node in zip(plan.inputs, self.captured.inputs, strict=True):
-            self.world[name] = self._pinned(node) if triton else node
+            self.world[name] = node if self.candidate.language == "cpp" else self._pinned(node)
         steps = _flat(plan.steps)
         if triton:
             self.functions = functions(self.candidate)
@@ -144,7 +145,7 @@ class _Splicer:
         kwargs = {name: self._value(value) for name, value in step.kwargs}
         if any(a.name == "device" for a in target._schema.arguments):
             kwargs["device"] = self.captured.device
-        node = self.graph.call_function(target, args, kwargs)
+        node = self.graph.call_function(target if fuses_natively(target) else library_call(target), args, kwargs)
         with self.fake:
             node.meta["val"] = target(*fx.map_arg(args, _val), **fx.map_arg(kwargs, _val))  # type: ignore[arg-type]
         if isinstance(node.meta["val"], torch.Tensor):
@@ -196,7 +197,7 @@ class _Splicer:
         values = [self._fake_empty(buffer) for buffer in entry.writes]
         exprs = [self.captured.symbols[name] for name in entry.symbols]
         entry.text("kernel", shared=False)  # a plan that has no C++ form must fail here, not inside Inductor
-        target = lowering(entry, [Layout.of(x.meta["val"]) for x in inputs], [Layout.of(v) for v in values], exprs)
+        target = lowering(entry, [Layout.of(x.meta["val"]) for x in inputs], values, exprs)
         node = self.graph.call_function(target, tuple(inputs))
         node.meta["val"] = tuple(values)
         for place, (buffer, value) in enumerate(zip(entry.writes, values, strict=True)):
