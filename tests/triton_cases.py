@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.languages.replay import Replay
+from torch_kevolve.lowering.canon import canonical_op
 from torch_kevolve.task import DType, KernelTask, Op, Ref, TaskGraph, TensorSpec, canonical
 
 # Eager on a CPU scans in fp64 and multiplies with long fused chains; on a GPU the bound is the judge's own.
@@ -79,6 +80,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple
             kwargs = tuple(sorted((k, arg(v)) for k, v in node.kwargs.items() if k not in skip))
             values[node.name] = Ref(count + len(ops))
             ops.append(Op(str(node.target), tuple(map(arg, node.args)), outs, kwargs))
+            ops[-1] = canonical_op(ops[-1], lambda ref: specs[ref.index] if ref.index < count else ops[ref.index - count].outs[ref.item])
         elif node.op == "output":
             out = node.args[0]
             outputs = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,))]
@@ -221,7 +223,7 @@ def case(family: str, name: str, function: Callable[..., Any], *inputs: Callable
 
 
 bf16, f16, i64 = torch.bfloat16, torch.float16, torch.int64
-EMB, SCAN, POOL = "embedding_triton", "scan_triton", "pooling_triton"
+EMB, SCAN, POOL, ROW = "embedding_triton", "scan_triton", "pooling_triton", "rowwise_triton"
 
 
 def _bag(mode: str, last: bool = False) -> Callable[..., Any]:
@@ -255,6 +257,27 @@ CASES: list[Case] = [
     case(POOL, "max2d_special", lambda x: F.max_pool2d(x, 3, 2, 1), special(2, 5, 16, 24)),
     case(POOL, "max2d_k4s1", lambda x: F.max_pool2d(x, 4, 1, 1) * 2, randn(2, 2, 12, 18)),
     case(POOL, "max3d", lambda x: F.max_pool3d(x, 2), randn(2, 2, 6, 8, 10)),
+    case(ROW, "softmax", lambda x: torch.softmax(x, -1), randn(7, 300, scale=3.0)),
+    case(ROW, "softmax_bf16", lambda x: torch.softmax(x, -1), randn(5, 257, dtype=bf16, scale=3.0)),
+    case(ROW, "softmax_special", lambda x: torch.softmax(x, -1), special(9, 200)),
+    case(ROW, "softmax_first", lambda x: torch.softmax(x, 0), randn(65, 33)),
+    case(ROW, "log_softmax", lambda x: torch.log_softmax(x, -1), randn(4, 129)),
+    case(ROW, "logsumexp", lambda x: torch.logsumexp(x, -1), randn(6, 500)),
+    case(ROW, "layer_norm", lambda x, w, b: F.layer_norm(x, (96,), w, b), randn(10, 96), randn(96), randn(96)),
+    case(ROW, "rms_silu", lambda x, w: F.silu(F.rms_norm(x, (100,), w)), randn(10, 100, dtype=f16), randn(100, dtype=f16)),
+    case(ROW, "group_norm_silu", lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), randn(3, 8, 5, 7), randn(8), randn(8)),
+    case(ROW, "cross_entropy", lambda x, y: F.cross_entropy(x, y), randn(9, 300), ints(300, 9)),
+    case(ROW, "cross_entropy_rows", lambda x, y: F.cross_entropy(x.float(), y, reduction="none"), randn(9, 300, dtype=bf16),
+         ints(300, 9)),
+    case(ROW, "cross_entropy_grad", lambda x, y: torch.softmax(x, 1) - F.one_hot(y, 70), randn(9, 70), ints(70, 9)),
+    case(ROW, "argmax_last", lambda x: torch.argmax(x, -1), randn(6, 700)),
+    case(ROW, "argmax_first", lambda x: torch.argmax(x, 0), randn(700, 12)),
+    case(ROW, "argmax_special", lambda x: torch.argmax(x, -1), special(6, 150)),
+    case(ROW, "amax_special", lambda x: torch.amax(x, -1), special(6, 150)),
+    case(ROW, "sum_first", lambda x: x.sum(0), randn(900, 20)),
+    case(ROW, "mean_relu", lambda x: torch.relu(x).mean((1, 2)), randn(4, 9, 11)),
+    case(ROW, "var", lambda x: x.var(-1), randn(4, 600)),
+    case(ROW, "any", lambda x: (x > 2.5).any(-1), randn(5, 90)),
 ]  # fmt: skip
 
 

@@ -101,13 +101,15 @@ def spread(shape: Sequence[Size], strides: Sequence[Size], domain: Sequence[Size
     return tuple(out)
 
 
-def after(graph: TaskGraph, values: Mapping[tuple[int, int], str], domain: Sequence[Size]) -> Body | None:
+def after(
+    graph: TaskGraph, values: Mapping[tuple[int, int], str], domain: Sequence[Size], language: str = "triton"
+) -> Body | None:
     """What is done with the anchor's results `values` ((index, item) -> variable) until the outputs.
 
-    None where an operator is neither a view nor pointwise, or an address is no sum of strides over the domain.
+    Without values it is what is done with the inputs alone: the work before an anchor. None where an operator is neither a view nor pointwise, or an address is no sum of strides over the domain.
     """
     try:
-        return _Walk(graph, dict(values), tuple(domain)).body()
+        return _Walk(graph, dict(values), tuple(domain), language).body()
     except _Unfit:
         return None
 
@@ -117,8 +119,8 @@ class _Unfit(Exception):
 
 
 class _Walk:
-    def __init__(self, graph: TaskGraph, values: dict[tuple[int, int], str], domain: tuple[Size, ...]) -> None:
-        self.graph, self.domain, self.values = graph, domain, values
+    def __init__(self, graph: TaskGraph, values: dict[tuple[int, int], str], domain: tuple[Size, ...], language: str) -> None:
+        self.graph, self.domain, self.values, self.language = graph, domain, values, language
         self.numel = numel(domain)
         self.anchors = {index for index, _ in values}
         self.loads: dict[tuple[Leaf, Strides], Load] = {}
@@ -164,7 +166,7 @@ class _Walk:
             raise _Unfit
         if numel(frame) != self.numel:
             raise _Unfit
-        term = express(op, lambda ref: self.read(ref, frame), "triton")
+        term = express(op, lambda ref: self.read(ref, frame), self.language)
         if term is None:
             raise _Unfit
         name = f"v{index}"
@@ -210,7 +212,7 @@ def groups(frame: Sequence[Size], domain: Sequence[Size]) -> list[tuple[list[int
         left, right = [a.pop(0)], [b.pop(0)]
         while numel(frame[i] for i in left) != numel(domain[i] for i in right):
             x, y = numel(frame[i] for i in left), numel(domain[i] for i in right)
-            grow_left = isinstance(x, int) and isinstance(y, int) and x < y or len(left) <= len(right)
+            grow_left = (isinstance(x, int) and isinstance(y, int) and x < y) or len(left) <= len(right)
             if isinstance(x, int) and isinstance(y, int):
                 grow_left = x < y
             if not (a if grow_left else b):

@@ -1,0 +1,133 @@
+"""A graph's key: equal for equal work in any process, different where the work differs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_kevolve.lowering.graph_key import graph_key
+
+
+def key_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = False, **facts: Any) -> str | None:
+    keys: list[str | None] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        keys.append(graph_key(gm, inputs, facts))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, dynamic=dynamic)(*args)
+    assert len(keys) == 1
+    return keys[0]
+
+
+X = torch.ones(4, 6)
+
+
+def test_names_and_places_leave_no_trace() -> None:
+    def one(x: torch.Tensor) -> torch.Tensor:
+        half = x * 0.5
+        return half.relu()
+
+    def other(value: torch.Tensor) -> torch.Tensor:
+
+        scaled = value * 0.5
+
+        return scaled.relu()
+
+    assert key_of(one, X) == key_of(other, X) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x * 0.5, lambda x: x * 0.25),
+        (lambda x: x.sum(0), lambda x: x.sum(1)),
+        (lambda x: x.relu(), lambda x: x.tanh()),
+        (lambda x: x[:, 1:3], lambda x: x[:, 1:4]),
+        (lambda x: x.to(torch.bfloat16), lambda x: x.to(torch.float16)),
+        (lambda x: torch.cat([x, x + 1]), lambda x: torch.cat([x + 1, x])),
+        (lambda x: torch.nn.functional.pad(x, (0, 1)), lambda x: torch.nn.functional.pad(x, (1, 0))),
+    ],
+    ids=["constant", "axis", "operator", "slice", "dtype", "order", "padding"],
+)
+def test_different_work_has_different_keys(one: Callable[..., Any], other: Callable[..., Any]) -> None:
+    assert key_of(one, X) != key_of(other, X)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(4, 7), torch.ones(6, 4).t(), X.double(), X.clone().requires_grad_()],
+    ids=["shape", "strides", "dtype", "requires_grad"],
+)
+def test_input_specs_count(other: torch.Tensor) -> None:
+    assert key_of(torch.relu, X) != key_of(torch.relu, other)
+
+
+def test_dynamic_sizes_are_named_anew() -> None:
+    def mul(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert key_of(mul, X, dynamic=True) == key_of(mul, torch.ones(9, 5), dynamic=True)
+    assert key_of(mul, X, dynamic=True) != key_of(mul, X)
+    assert key_of(mul, torch.ones(4, 4), dynamic=True) != key_of(mul, X, dynamic=True), "equal sizes share a symbol"
+
+
+def test_facts_and_flags_count() -> None:
+    base = key_of(torch.relu, X)
+    assert key_of(torch.relu, X, numerics="fast") != base
+    with torch.no_grad():
+        assert key_of(torch.relu, X) != base
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert key_of(torch.relu, X) != base
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert key_of(torch.relu, X) != base
+
+
+def test_nested_graphs_count() -> None:
+    def branch(bias: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda t: t + bias, lambda t: t - 1, (x,))
+
+        return run
+
+    assert key_of(branch(1.0), X) == key_of(branch(1.0), X) is not None
+    assert key_of(branch(1.0), X) != key_of(branch(2.0), X)
+
+
+SCRIPT = """
+import torch
+from torch_kevolve.lowering.graph_key import graph_key
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.lin = torch.nn.LayerNorm(6), torch.nn.Linear(6, 3)
+    def forward(self, x):
+        return torch.nn.functional.softmax(self.lin(self.norm(x)), -1)
+def backend(gm, inputs):
+    print(graph_key(gm, inputs, {"a": 1}))
+    return gm.forward
+torch.compile(Net(), backend=backend)(torch.ones(4, 6))
+"""
+
+
+def test_equal_in_two_processes_from_two_folders(tmp_path: Path) -> None:
+    keys = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / f"net_{folder}.py"
+        file.write_text(SCRIPT)
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONHASHSEED": str(len(keys) + 1)}
+        done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=env, check=True)
+        keys.append(done.stdout.strip())
+    assert keys[0] == keys[1] and len(keys[0]) == 64

@@ -1,0 +1,219 @@
+"""Matmul (Triton): half-precision products with what follows them.
+
+Persistent programs walk over tiles. Operands come through TMA descriptors made on the device, or through pointers where
+strides or sizes forbid that. A row logsumexp becomes a maximum and a sum per tile, so that the product is never written.
+"""
+
+from __future__ import annotations
+
+from torch_kevolve.devices.base import DeviceFacts
+from torch_kevolve.plan import PlanBuilder, Tensor
+from torch_kevolve.sizes import Size, upper_bound
+from torch_kevolve.task import KernelTask
+from torch_kevolve.templates.around import Body
+from torch_kevolve.templates.base import Point, Space
+from torch_kevolve.templates.kernel_text import HELD, Params, address, epilogue, is_wide, kernel, triton_space
+from torch_kevolve.templates.matmul_parts import TILE, Matmul, find, in_bytes
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+
+
+class MatmulTriton:
+    """`mm`, `addmm` in fp16 and bf16 (fp32 where TF32 is allowed) with a pointwise or row-logsumexp epilogue."""
+
+    name = "matmul_triton"
+    language = "triton"
+
+    def match(self, task: KernelTask, device: DeviceFacts) -> Space | None:
+        found = find(task) if device.type == "cuda" else None
+        if found is None or found.sizes[0] != 1 or found.left.dtype != found.right.dtype:
+            return None
+        tf32 = dict(task.flags).get("tf32") in ("1", "True", "true")
+        if found.dtype not in ("bfloat16", "float16") and not (found.dtype == "float32" and tf32):
+            return None
+        return _space(self.name, task, found, device)
+
+
+def can_describe(found: Matmul) -> bool:
+    """Whether both operands can be TMA descriptors: one unit stride, the other a multiple of 16 bytes."""
+    width = 4 if found.dtype == "float32" else 2
+    for _, one, other in (found.first, found.second):
+        unit, long = (one, other) if one == 1 else (other, one)
+        if unit != 1 or not in_bytes(long, width):
+            return False
+    return True
+
+
+def _space(family: str, task: KernelTask, found: Matmul, device: DeviceFacts) -> Space | None:
+    tma = can_describe(found) and device.arch.startswith("cuda:9")
+    axes = {
+        "BLOCK_M": (16, 32, 64, 128, 256), "BLOCK_N": (32, 64, 128, 256), "BLOCK_K": (32, 64, 128),
+        "GROUP": (1, 4, 8, 16), "load": ("tma", "pointer"), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
+    }  # fmt: skip
+    width = 4 if found.dtype == "float32" else 2
+    rows = upper_bound(found.sizes[1], task.symbols)
+    limit = device.shared_bytes or 160 << 10
+
+    def valid(point: Point) -> bool:
+        bm, bn, bk, stages = (int(point[k]) for k in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages"))
+        shared = (bm + bn) * bk * width * stages
+        per_thread = bm * bn // (32 * int(point["num_warps"]))
+        if (point["load"] == "tma" and not tma) or (rows is not None and bm > 16 and bm > 2 * rows):
+            return False
+        return shared <= limit and 4 <= per_thread <= 128
+
+    load = "tma" if tma else "pointer"
+    good = [
+        (128, 256, 64, 8, load, 8, 3), (128, 256, 64, 8, load, 8, 4), (128, 128, 64, 8, load, 4, 4),
+        (256, 128, 64, 8, load, 8, 3), (128, 128, 64, 8, load, 8, 4), (64, 128, 64, 8, load, 4, 4),
+        (64, 64, 64, 8, load, 4, 4), (32, 64, 128, 8, load, 4, 4), (16, 64, 128, 8, load, 4, 5), (16, 32, 128, 8, load, 4, 5),
+        (128, 128, 32, 8, "pointer", 4, 3), (64, 64, 32, 8, "pointer", 4, 3), (128, 256, 64, 8, "pointer", 8, 3),
+    ]  # fmt: skip
+    start: list[Point] = [dict(zip(axes, row, strict=True)) for row in good]
+
+    def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
+        return _render(builder, found, point, max(1, device.units))
+
+    def moves(point: Point) -> tuple[str, ...]:
+        names = ["persistent", "tma"] if point["load"] == "tma" else ["persistent"]
+        return (*names, *(["reduction-in-epilogue"] if found.tail else []))
+
+    return triton_space(family, task, axes, start, make, valid, moves)
+
+
+def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) -> tuple[str, list[Tensor]]:
+    _, m, n, k = found.sizes
+    p = Params(builder)
+    blocks = [int(point[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
+    tiles_n = builder.cdiv(n, blocks[1])
+    outs = [builder.empty_output(i) for i in range(len((found.tail or found.body).stores))]
+    wide = ".to(tl.int64)" if is_wide(builder.task) else ""
+    head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
+    setup, step = tiles(p, found, str(point["load"]), wide)
+    finish = [
+        f"i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]{wide}",
+        f"i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]{wide}",
+        f"mask = (i0 < {p.size(m)}) & (i1 < {p.size(n)})",
+        *bias(p, found),
+    ]
+    parts: tuple[Tensor, ...] = ()
+    if found.tail is None:
+        finish += epilogue(p, found.body, ("i0", "i1"), "mask", outs)
+    else:
+        parts = (builder.empty((tiles_n, m), "float32"), builder.empty((tiles_n, m), "float32"))
+        finish += _partial(p, found.body, parts, m)
+    inside = [
+        "pm, pn = tile_of(t, nm, nn, GROUP)",
+        "row0 = pm * BLOCK_M",
+        "column0 = pn * BLOCK_N",
+        "acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)",
+        f"for k0 in range(0, {p.size(k)}, BLOCK_K):",
+        *(f"    {line}" for line in step),
+        *finish,
+    ]
+    lines = [*head, *setup, f"for t in range(tl.program_id(0), nm * nn, {programs}):", *(f"    {x}" for x in inside)]
+    meta = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")
+    text = TILE + "\n\n" + kernel("matmul", p, meta, lines)
+    options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
+    builder.run("matmul", (programs,), p.args, **options)
+    if found.tail is not None:
+        text += "\n\n" + _combine(builder, found.tail, parts, outs, m, tiles_n)
+    return text, outs
+
+
+def tiles(p: Params, found: Matmul, load: str, wide: str) -> tuple[list[str], list[str]]:
+    """(statements before the loops, statements of one step over K that end in the dot)."""
+    _, m, n, k = found.sizes
+    left, right = p.input(found.left.index), p.input(found.right.index)
+    precision = ', input_precision="tf32"' if found.dtype == "float32" else ""
+    if load == "tma":
+        setup, loads = [], []
+        rows = (("a", left, found.first, m, k, "BLOCK_M", "BLOCK_K", "row0", "k0"),
+                ("b", right, found.second, k, n, "BLOCK_K", "BLOCK_N", "k0", "column0"))  # fmt: skip
+        for name, pointer, (_, one, other), high, across, tall, broad, at, along in rows:
+            if other == 1:
+                shape, block, place, flip = (high, across, one), (tall, broad), (at, along), ""
+            else:
+                shape, block, place, flip = (across, high, other), (broad, tall), (along, at), ".T"
+            setup.append(
+                f"{name}_tiles = tl.make_tensor_descriptor({pointer}, [{p.size(shape[0])}, {p.size(shape[1])}], "
+                f"[{p.size(shape[2])}, 1], [{block[0]}, {block[1]}])"
+            )
+            loads.append(f"{name} = {name}_tiles.load([{place[0]}, {place[1]}]){flip}")
+        return setup, [*loads, f"acc = tl.dot(a, b, acc{precision})"]
+    a = address(p, found.first[1:], ("rm[:, None]", "rk[None, :]"))
+    b = address(p, found.second[1:], ("rk[:, None]", "rn[None, :]"))
+    step = [
+        f"rm = (row0 + tl.arange(0, BLOCK_M)){wide}",
+        f"rn = (column0 + tl.arange(0, BLOCK_N)){wide}",
+        f"rk = (k0 + tl.arange(0, BLOCK_K)){wide}",
+        f"a = tl.load({left} + {a}, mask=(rm[:, None] < {p.size(m)}) & (rk[None, :] < {p.size(k)}), other=0)",
+        f"b = tl.load({right} + {b}, mask=(rk[:, None] < {p.size(k)}) & (rn[None, :] < {p.size(n)}), other=0)",
+        f"acc = tl.dot(a, b, acc{precision})",
+    ]
+    return [], step
+
+
+def bias(p: Params, found: Matmul) -> list[str]:
+    """Adds the bias to `acc`; index names are i0, i1 under `mask`."""
+    if found.bias is None:
+        return []
+    where = address(p, found.bias_strides[1:], ("i0", "i1"))
+    pointer = p.input(found.bias.index)
+    if where == "0":
+        return [f"acc += tl.load({pointer}){HELD.get(found.bias.dtype, '')}"]
+    limits = [f"(i{d} < {p.size(found.sizes[d + 1])})" for d in (0, 1) if found.bias_strides[d + 1] != 0]
+    return [f"acc += tl.load({pointer} + {where}, mask={' & '.join(limits)}, other=0){HELD.get(found.bias.dtype, '')}"]
+
+
+def _partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size) -> list[str]:
+    last = body.stores[0].text
+    shadow = Body(body.loads, body.statements, ())
+    peak, total = (p.tensor(t) for t in parts)
+    return [
+        *epilogue(p, shadow, ("i0", "i1"), "mask", []),
+        f'z = tl.where(mask, {last} * {LOG2E}, float("-inf"))',
+        "peak = tl.max(z, 1)",
+        # An infinite maximum stays out of the exponent, as in eager's logsumexp: inf - inf would be NaN.
+        'shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)',
+        "total = tl.sum(tl.exp2(z - shift[:, None]), 1)",
+        # tl.max drops NaN; the sum keeps it.
+        "rows = row0 + tl.arange(0, BLOCK_M)",
+        f"place = pn.to(tl.int64) * {p.size(m)} + rows",
+        f"tl.store({peak} + place, shift, mask=rows < {p.size(m)})",
+        f"tl.store({total} + place, total, mask=rows < {p.size(m)})",
+    ]
+
+
+def _combine(
+    builder: PlanBuilder, tail: Body, parts: tuple[Tensor, ...], outs: list[Tensor], m: Size, tiles_n: Size
+) -> str:
+    p = Params(builder)
+    peak, total = (p.tensor(t) for t in parts)
+    size, count = p.size(m), p.size(tiles_n)
+    inner = [
+        "at = t + tl.arange(0, TILES)[:, None]",
+        f"live = (at < {count}) & (i0[None, :] < {size})",
+        f"peaks = tl.load({peak} + at.to(tl.int64) * {size} + i0[None, :], mask=live, other=0)",
+        f"totals = tl.load({total} + at.to(tl.int64) * {size} + i0[None, :], mask=live, other=0)",
+        # A part without terms has total 0 and shift 0: it must not lift the maximum.
+        'high = tl.maximum(top, tl.max(tl.where(totals == 0.0, float("-inf"), peaks), 0))',
+        'safe = tl.where(high == float("-inf"), 0.0, high)',
+        'weight = tl.where(totals == 0.0, 0.0, tl.exp2(peaks - safe[None, :]))',
+        'lifted = tl.where(sums == 0.0, 0.0, sums * tl.exp2(top - safe))',
+        "sums = lifted + tl.sum(tl.where(totals == 0.0, 0.0, totals * weight), 0)",
+        "top = high",
+    ]
+    lines = [
+        "i0 = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
+        'top = tl.full([ROWS], float("-inf"), tl.float32)',
+        "sums = tl.zeros([ROWS], tl.float32)",
+        f"for t in range(0, {count}, TILES):",
+        *(f"    {line}" for line in inner),
+        'safe = tl.where(top == float("-inf"), 0.0, top)',
+        f"acc = (safe + tl.log2(sums)) * {LN2}",
+        f"mask = i0 < {size}",
+        *epilogue(p, tail, ("i0",), "mask", outs),
+    ]
+    builder.run("combine", (builder.cdiv(m, 32),), p.args, ROWS=32, TILES=64, num_warps=4)
+    return kernel("combine", p, ("ROWS", "TILES"), lines)
