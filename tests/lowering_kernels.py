@@ -1,7 +1,6 @@
 """Kernels written by hand for the tests of lowering: right, plain and slow."""
 
 from samples import evidence, fingerprint
-
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.kernel import Kernel
 from torch_kevolve.lowering.hooks import Choice, Hooks

@@ -41,9 +41,7 @@ def test_a_transposed_input_arrives_with_its_captured_strides(x):
     def function(a):
         return around(a.t().contiguous()) + around(a.relu().t())
 
-    recorder = Recorder(
-        lambda task: softmax(task) if task.graph.inputs[0].strides[1] == 1 else None, is_softmax
-    )
+    recorder = Recorder(lambda task: softmax(task) if task.graph.inputs[0].strides[1] == 1 else None, is_softmax)
     torch.testing.assert_close(compiled(recorder, function)(x), function(x))
     assert recorder.faults == []
 
@@ -70,7 +68,9 @@ def test_training_with_kernels_in_forward_and_backward(x):
 
 
 def test_a_kernel_whose_body_changed_is_never_served_stale(x):
-    first, second = (Recorder(lambda task, f=f: softmax(task, f), is_softmax, uuid=u) for f, u in (("1.0", "a"), ("3.0", "b")))
+    first, second = (
+        Recorder(lambda task, f=f: softmax(task, f), is_softmax, uuid=u) for f, u in (("1.0", "a"), ("3.0", "b"))
+    )
     torch.testing.assert_close(compiled(first)(x), torch.softmax(x, -1) + 1)
     torch.testing.assert_close(compiled(second)(x), 3 * torch.softmax(x, -1) + 1)
 
@@ -101,10 +101,15 @@ def test_one_uuid_for_forward_and_backward(x):
 TWO = """
 #include <cstdint>
 extern "C" void rows(const float* x, double* part, int64_t rows, int64_t n) {
-  for (int64_t r = 0; r < rows; r++) { double s = 0; for (int64_t i = 0; i < n; i++) s += x[r * n + i]; part[r] = s; }
+  for (int64_t r = 0; r < rows; r++) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) s += x[r * n + i];
+    part[r] = s;
+  }
 }
 extern "C" void spread(const float* x, const double* part, float* y, double* count, int64_t rows, int64_t n, double by) {
-  for (int64_t r = 0; r < rows; r++) for (int64_t i = 0; i < n; i++) y[r * n + i] = (float)(x[r * n + i] - part[r] / n) * by;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < n; i++) y[r * n + i] = (float)(x[r * n + i] - part[r] / n) * by;
   count[0] += rows;
 }
 """
@@ -181,10 +186,14 @@ def test_a_fault_of_ours_inside_the_pass_leaves_the_graph(x):
 
 def test_the_gate_keeps_the_faster_graph_and_says_so(x):
     slow = SOFTMAX.replace("m = a[i] > m", "for (volatile int k = 0; k < 20000; k++); m = a[i] > m")
-    slow = slow.replace("i < n; i++) for", "i < n; i++) { for").replace("? a[i] : m;", "? a[i] : m; }").replace("FACTOR", "1.0")
+    slow = (
+        slow.replace("i < n; i++) for", "i < n; i++) { for")
+        .replace("? a[i] : m;", "? a[i] : m; }")
+        .replace("FACTOR", "1.0")
+    )
     recorder = Recorder(lambda task: kernel(task, "cpp", slow, _launch), is_softmax, gate_on=True)
     torch.testing.assert_close(compiled(recorder)(x), around(x))
-    (phase, verdict), = recorder.gates
+    ((phase, verdict),) = recorder.gates
     assert phase == "inference" and verdict["kept"] == "plain" and set(verdict["ms"]) == {"plain", "kernels"}
     assert [row.reason for row in recorder.verdicts] == ["graph-not-faster"]
     assert recorder.faults == []
@@ -244,7 +253,7 @@ def test_threads_compile_at_once(x):
         try:
             call = torch.compile(lambda x: torch.softmax(x, -1) + number, backend=recorder.backend())
             out[number] = call(x)
-        except Exception as error:  # noqa: BLE001 (shown by the assert)
+        except Exception as error:  # shown by the assert
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]

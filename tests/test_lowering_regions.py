@@ -104,7 +104,9 @@ def test_layer_norm_backward_is_one_region_where_claimed_and_cut_by_axis_where_n
 
 
 def test_equal_layers_are_one_task():
-    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(3))).requires_grad_(False)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(3))).requires_grad_(
+        False
+    )
     recorder = regions(layers, X, wants=lambda task: "aten.var_mean.correction" in task.graph.targets
                        and "aten.addmm.default" not in task.graph.targets)  # fmt: skip
     assert [each.count for each in recorder.seen] == [3]

@@ -1,7 +1,7 @@
 """Bake: C++ kernels written into Inductor's output.
 
-An `ir.ExternKernel` that emits the source and calls it like a kernel of Inductor's own, from the Python wrapper and from
-the C++ wrapper. No operator is registered: on a hit of Inductor's caches, and in a package, the code is simply there.
+An `ir.ExternKernel` that emits the source and calls it like a kernel of Inductor's own, from the Python wrapper and
+from the C++ wrapper. No operator is registered: on a hit of Inductor's caches, and in a package, the code is there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class BakedKernel(ir.ExternKernel):
 
     def __init__(self, entry: Entry, reads: list[Any], writes: list[Any], symbols: Sequence[sympy.Expr]) -> None:
         device = writes[0].get_device()
-        inputs = [*(self.unwrap_storage_for_input(x) for x in reads), *(self.unwrap_storage_for_input(y) for y in writes)]
+        inputs = [
+            *(self.unwrap_storage_for_input(x) for x in reads),
+            *(self.unwrap_storage_for_input(y) for y in writes),
+        ]
         super().__init__(None, ir.NoneLayout(device=device), inputs)
         self.entry, self.symbols, self.device = entry, tuple(sympy.sympify(s, strict=True) for s in symbols), device
         self.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=device), y, self) for y in writes]
@@ -71,7 +74,9 @@ class BakedKernel(ir.ExternKernel):
         self.codegen_comment(wrapper)
         name = self._define(wrapper)
         args = [x.codegen_reference() for x in self.inputs]  # type: ignore[union-attr]
-        args += [wrapper.codegen_sizevar(expr) if hasattr(wrapper, "codegen_sizevar") else str(expr) for expr in self.symbols]
+        args += [
+            wrapper.codegen_sizevar(expr) if hasattr(wrapper, "codegen_sizevar") else str(expr) for expr in self.symbols
+        ]
         wrapper.generate_kernel_call(name, args, device=self.device, triton=False, arg_types=self.entry.arg_types)
 
     def _define(self, wrapper: Any) -> str:

@@ -58,7 +58,9 @@ class Entry:
     def _body(self, shared: bool) -> str:
         source = self.source
         for name in dict.fromkeys(run.kernel for run in self.runs):
-            found, count = re.subn(rf'extern\s+"C"\s+void\s+{name}\b', f"{_linkage(shared)}void {self._apart(name)}", source)
+            found, count = re.subn(
+                rf'extern\s+"C"\s+void\s+{name}\b', f"{_linkage(shared)}void {self._apart(name)}", source
+            )
             if count == 0:
                 raise PlanError(detail=f'the source defines no extern "C" void {name}')
             source = found
@@ -128,7 +130,7 @@ def _argument(arg: PlanArg, place: dict[str, str]) -> str:
         return "1" if arg else "0"
     if isinstance(arg, float):
         if arg != arg or arg in (float("inf"), float("-inf")):
-            return "__builtin_nan(\"\")" if arg != arg else f"{'-' if arg < 0 else ''}__builtin_inf()"
+            return '__builtin_nan("")' if arg != arg else f"{'-' if arg < 0 else ''}__builtin_inf()"
         return f"(double){arg.hex()}"
     if arg is None or isinstance(arg, str | tuple) or not hasattr(arg, "__int__"):
         raise PlanError(detail=f"{arg!r} cannot be an argument of a C++ kernel")

@@ -79,7 +79,12 @@ def _constant(op: Op) -> Op:
         return Op("aten.full.default", op.args, op.outs, kwargs)
     if op.target == "aten.arange.default":
         given = dict(op.kwargs)
-        rest = (("dtype", given.get("dtype", DType(op.outs[0].dtype))), ("requires_grad", False), ("start", 0), ("step", 1))
+        rest = (
+            ("dtype", given.get("dtype", DType(op.outs[0].dtype))),
+            ("requires_grad", False),
+            ("start", 0),
+            ("step", 1),
+        )
         return Op("prims.iota.default", (op.outs[0].shape[0],), op.outs, rest)
     return op
 
@@ -97,7 +102,12 @@ def _reduction(op: Op, spec_of: SpecOf) -> Op:
 
 
 def _axis(op: Op, spec_of: SpecOf) -> Op:
-    if op.target not in _ONE_AXIS or len(op.args) < 2 or isinstance(op.args[1], bool) or not isinstance(op.args[1], int):
+    if (
+        op.target not in _ONE_AXIS
+        or len(op.args) < 2
+        or isinstance(op.args[1], bool)
+        or not isinstance(op.args[1], int)
+    ):
         return op
     source = op.args[0][0] if isinstance(op.args[0], tuple) else op.args[0]
     if not isinstance(source, Ref):

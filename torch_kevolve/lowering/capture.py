@@ -65,7 +65,9 @@ def capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str 
 
 def _capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str) -> Captured:
     inside = set(nodes)
-    read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside and tensors_of(x.meta.get("val")))
+    read = dict.fromkeys(
+        x for node in nodes for x in node.all_input_nodes if x not in inside and tensors_of(x.meta.get("val"))
+    )
     device = _one_device([*read, *nodes])
     naming = _Naming.of(list(read))
     draft = _Draft()
@@ -80,7 +82,9 @@ def _capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str
     graph = replace(graph, outputs=tuple(refs[i] for i in order))
     made, places, names = canonical(graph)
     made = index_bounds(made)
-    missing = free_symbols(s for specs in (made.inputs, *(op.outs for op in made.ops)) for spec in specs for s in sizes_of(spec))
+    missing = free_symbols(
+        s for specs in (made.inputs, *(op.outs for op in made.ops)) for spec in specs for s in sizes_of(spec)
+    )
     if missing - set(names.values()):
         raise RegionRefused("symbols", "a size of the region cannot be read off its inputs")
     ranges, binding, exprs = naming.ranges(names)
@@ -199,7 +203,8 @@ class _Naming:
         """Names for every size that stands in an input's shape: symbols first, then products of other symbols."""
         naming = cls()
         tensors = [t for node in inputs for t in tensors_of(node.meta["val"])]
-        sizes = [s for t in tensors for s in t.shape if isinstance(s, torch.SymInt) and not s.node.expr.is_number]
+        sizes: list[Any] = [s for t in tensors for s in t.shape if isinstance(s, torch.SymInt)]
+        sizes = [s for s in sizes if not s.node.expr.is_number]
         for size in sizes:
             if size.node.expr.is_Symbol:
                 naming._alone.setdefault(size.node.expr, naming._new(size))

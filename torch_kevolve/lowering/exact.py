@@ -131,7 +131,13 @@ def _resize(graph: TaskGraph, change: dict[int, int]) -> TaskGraph:
         return change.get(value, value) if isinstance(value, int) else value
 
     def spec(s: TensorSpec) -> TensorSpec:
-        high = None if s.high is None else change[s.high + 1] - 1 if isinstance(s.high, int) and s.high + 1 in change else s.high
+        high = (
+            None
+            if s.high is None
+            else change[s.high + 1] - 1
+            if isinstance(s.high, int) and s.high + 1 in change
+            else s.high
+        )
         return replace(s, shape=tuple(map(size, s.shape)), high=high)
 
     def op(o: Op) -> Op:
@@ -147,5 +153,3 @@ def _resize(graph: TaskGraph, change: dict[int, int]) -> TaskGraph:
         return replace(o, args=tuple(args), outs=tuple(map(spec, o.outs)))
 
     return TaskGraph(tuple(map(spec, graph.inputs)), tuple(map(op, graph.ops)), graph.outputs)
-
-

@@ -45,9 +45,10 @@ class Work:
 
 @dataclass
 class Passage:
-    """What the pass did while one graph was compiled once: its verdicts, and how many regions it replaced."""
+    """What the pass did while one graph was compiled once. `ran` False: Inductor's cache answered instead."""
 
     phase: str
+    ran: bool = False
     verdicts: list[RegionVerdict] = field(default_factory=list)
 
     @property
@@ -95,9 +96,12 @@ class RegionPass(CustomGraphPass):  # type: ignore[misc]
         if work is None:
             return
         passage = getattr(_NOW, "passage", None) or Passage("inference")
+        passage.ran = True
         try:
             replace_regions(graph, work, passage)
-        except Exception as error:  # a fault of ours leaves the graph to Inductor; the hook decides whether it is raised
+        except (
+            Exception
+        ) as error:  # a fault of ours leaves the graph to Inductor; the hook decides whether it is raised
             log.warning("regions were left to Inductor: %s: %s", type(error).__name__, error)
             work.hooks.fault("pass", error)
 
@@ -195,9 +199,7 @@ def _choices(work: Work, wanted: Sequence[Wanted]) -> dict[str, Choice]:
         return {each.task.key: work.choices[each.task.key] for each in wanted}
 
 
-def _place(
-    graph: fx.Graph, region: Region, choice: Choice, share: float, phase: str, hooks: Hooks
-) -> RegionVerdict:
+def _place(graph: fx.Graph, region: Region, choice: Choice, share: float, phase: str, hooks: Hooks) -> RegionVerdict:
     verdict = RegionVerdict(
         task=region.task.key,
         status="left",

@@ -22,7 +22,7 @@ Allow = Callable[[fx.Node], bool]
 
 @dataclass(frozen=True)
 class Growth:
-    """`nodes` in the graph's order. `owned`: those that leave the graph; the rest is cheap and may stay for others too."""
+    """`nodes` in the graph's order. `owned`: those that leave the graph; the rest is cheap and may stay for others."""
 
     nodes: tuple[fx.Node, ...]
     owned: frozenset[fx.Node]
@@ -58,9 +58,7 @@ def ladder(anchor: fx.Node, reach: Reach, taken: set[fx.Node]) -> Iterator[Growt
     yield grow(anchor, reach, taken, down=_nothing, up=_nothing)
 
 
-def grow(
-    anchor: fx.Node, reach: Reach, taken: set[fx.Node], down: Allow, up: Allow, around: bool = False
-) -> Growth:
+def grow(anchor: fx.Node, reach: Reach, taken: set[fx.Node], down: Allow, up: Allow, around: bool = False) -> Growth:
     """Add neighbours until none may be added. `down` and `up` say which, on top of what is always asked.
 
     `around`: also what else is computed from the values that the anchor needs (the other sums of a backward).
@@ -132,7 +130,7 @@ class _Set:
         while changed:
             changed = False
             for node in list(self.inside):
-                if node is self.anchor or kind_of(node) not in (Kind.VIEW, Kind.MAKE) and not _pick_of_view(node):
+                if node is self.anchor or (kind_of(node) not in (Kind.VIEW, Kind.MAKE) and not _pick_of_view(node)):
                     continue
                 if not any(user in self.inside for user in node.users):
                     self.inside.discard(node)

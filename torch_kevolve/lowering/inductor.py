@@ -75,7 +75,8 @@ class _Gate:
         if not passage.replaced or not racing:
             if passage.replaced and known is None:
                 hooks.gate(phase, {"kept": KERNELS, "why": "not raced"})
-            hooks.note(phase, passage.verdicts)
+            if passage.ran:
+                hooks.note(phase, passage.verdicts)
             return made
         arms = {KERNELS: made, PLAIN: build.arm({SLOT: self.ours.first}, keep=ways)}
         if ways:
@@ -176,10 +177,8 @@ def _cannot_race(kwargs: Mapping[str, Any]) -> bool:
 def _is_control_flow(error: BaseException | None) -> bool:
     from torch._dynamo import exc
 
-    kinds = tuple(
-        kind for name in ("RestartAnalysis", "SkipFrame", "TensorifyScalarRestartAnalysis", "UncapturedHigherOrderOpError")
-        if (kind := getattr(exc, name, None)) is not None
-    )  # fmt: skip
+    names = ("RestartAnalysis", "SkipFrame", "TensorifyScalarRestartAnalysis", "UncapturedHigherOrderOpError")
+    kinds = tuple(kind for name in names if (kind := getattr(exc, name, None)) is not None)
     while error is not None:
         if isinstance(error, kinds):
             return True
@@ -188,6 +187,4 @@ def _is_control_flow(error: BaseException | None) -> bool:
 
 
 def _all_left(verdicts: Sequence[RegionVerdict], reason: str, detail: str) -> list[RegionVerdict]:
-    return [
-        replace(v, status="left", reason=reason, detail=detail) if v.status == "replaced" else v for v in verdicts
-    ]
+    return [replace(v, status="left", reason=reason, detail=detail) if v.status == "replaced" else v for v in verdicts]

@@ -34,37 +34,90 @@ class Kind(Enum):
 FUSES = frozenset({Kind.POINTWISE, Kind.VIEW, Kind.MAKE, Kind.PICK})
 ANCHORS = frozenset(Kind) - FUSES
 
-_VIEWS = """view _unsafe_view reshape squeeze unsqueeze expand permute transpose t slice select as_strided alias detach
-    split split_with_sizes unbind flatten""".split()
-_MAKES = "full scalar_tensor iota arange zeros ones empty".split()
-_REDUCES = """sum mean amax amin max min var var_mean std prod argmax argmin any all logsumexp
-    linalg_vector_norm norm""".split()
+_VIEWS = [
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "permute",
+    "transpose",
+    "t",
+    "slice",
+    "select",
+    "as_strided",
+    "alias",
+    "detach",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "flatten",
+]
+_MAKES = ["full", "scalar_tensor", "iota", "arange", "zeros", "ones", "empty"]
+_REDUCES = [
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "var_mean",
+    "std",
+    "prod",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+    "logsumexp",
+    "linalg_vector_norm",
+    "norm",
+]
 _KIND: dict[str, Kind] = {
     **dict.fromkeys(_VIEWS, Kind.VIEW),
     **dict.fromkeys(_MAKES, Kind.MAKE),
     **dict.fromkeys(_REDUCES, Kind.REDUCE),
-    **dict.fromkeys("gather embedding index_select index take_along_dim".split(), Kind.GATHER),
-    **dict.fromkeys("_embedding_bag _embedding_bag_forward_only".split(), Kind.BAG),
-    **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin".split(), Kind.SCAN),
-    **dict.fromkeys("mm addmm bmm baddbmm".split(), Kind.MATMUL),
+    **dict.fromkeys(["gather", "embedding", "index_select", "index", "take_along_dim"], Kind.GATHER),
+    **dict.fromkeys(["_embedding_bag", "_embedding_bag_forward_only"], Kind.BAG),
+    **dict.fromkeys(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"], Kind.SCAN),
+    **dict.fromkeys(["mm", "addmm", "bmm", "baddbmm"], Kind.MATMUL),
     **dict.fromkeys(
-        """_low_memory_max_pool_with_offsets max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d
-        avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d_backward avg_pool3d_backward""".split(),
+        [
+            "_low_memory_max_pool_with_offsets",
+            "max_pool2d_with_indices",
+            "max_pool3d_with_indices",
+            "avg_pool1d",
+            "avg_pool2d",
+            "avg_pool3d",
+            "_adaptive_avg_pool2d",
+            "_adaptive_avg_pool3d",
+            "avg_pool2d_backward",
+            "avg_pool3d_backward",
+        ],
         Kind.POOL,
     ),
-    **dict.fromkeys("where clone convert_element_type bitwise_not logical_not copysign".split(), Kind.POINTWISE),
+    **dict.fromkeys(
+        ["where", "clone", "convert_element_type", "bitwise_not", "logical_not", "copysign"], Kind.POINTWISE
+    ),
 }
 LIBRARY: dict[str, str] = {
-    **dict.fromkeys("convolution convolution_backward _convolution_pointwise".split(), "convolution"),
+    **dict.fromkeys(["convolution", "convolution_backward", "_convolution_pointwise"], "convolution"),
     **dict.fromkeys(
-        """_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
-        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward""".split(),
+        [
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_scaled_dot_product_flash_attention_backward",
+            "_scaled_dot_product_efficient_attention_backward",
+            "_scaled_dot_product_cudnn_attention_backward",
+        ],
         "attention",
     ),
-    **dict.fromkeys("sort topk".split(), "sort"),
-    **dict.fromkeys("scatter scatter_add scatter_reduce index_put embedding_dense_backward".split(), "scatter"),
+    **dict.fromkeys(["sort", "topk"], "sort"),
+    **dict.fromkeys(["scatter", "scatter_add", "scatter_reduce", "index_put", "embedding_dense_backward"], "scatter"),
 }
 """Hot operators that are left to the library for now, with the reason's slug."""
 
@@ -122,9 +175,9 @@ def refusal(node: fx.Node) -> str | None:
     if target._schema.is_mutable:
         return "mutation"
     for value in tensors_of(node.meta.get("val")):
-        reason = _unusual(value)
-        if reason is not None:
-            return reason
+        unusual = _unusual(value)
+        if unusual is not None:
+            return unusual
     return None if tensors_of(node.meta.get("val")) else "no-tensor"
 
 

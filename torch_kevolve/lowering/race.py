@@ -21,7 +21,9 @@ ROUNDS = 15
 SECONDS = 4.0
 
 
-def race(arms: Mapping[str, Callable[[list[Any]], Any]], inputs: Sequence[Any], examples: Sequence[torch.Tensor]) -> dict[str, float]:
+def race(
+    arms: Mapping[str, Callable[[list[Any]], Any]], inputs: Sequence[Any], examples: Sequence[torch.Tensor]
+) -> dict[str, float]:
     """Median milliseconds of each arm, interleaved. Raises what an arm raises."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes

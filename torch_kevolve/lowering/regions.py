@@ -6,7 +6,7 @@ the kernel families; if none of them claims it, smaller ones are offered, down t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -14,7 +14,7 @@ from torch import fx
 from torch_kevolve.errors import RegionRefused
 from torch_kevolve.lowering.capture import Captured, capture
 from torch_kevolve.lowering.grow import Growth, ladder, outputs_of
-from torch_kevolve.lowering.kinds import ANCHORS, LIBRARY, Kind, kind_of, name_of, refusal
+from torch_kevolve.lowering.kinds import ANCHORS, LIBRARY, kind_of, name_of, refusal
 from torch_kevolve.lowering.reach import Reach
 from torch_kevolve.lowering.twin import TwinMaker
 from torch_kevolve.task import KernelTask
@@ -145,5 +145,3 @@ def equal_tasks(regions: Sequence[Region]) -> dict[str, list[Region]]:
     for region in regions:
         out.setdefault(region.task.key, []).append(region)
     return out
-
-

@@ -57,7 +57,9 @@ def _check(region: Region, outputs: Sequence[fx.Node]) -> None:
     for old, new in zip(region.captured.outputs, outputs, strict=True):
         want, got = old.meta["val"], new.meta["val"]
         if want.dtype != got.dtype or len(want.shape) != len(got.shape):
-            raise RegionRefused("output-form", f"{got.dtype}{list(got.shape)} in place of {want.dtype}{list(want.shape)}")
+            raise RegionRefused(
+                "output-form", f"{got.dtype}{list(got.shape)} in place of {want.dtype}{list(want.shape)}"
+            )
         if _plain(want.stride()) != _plain(got.stride()):
             raise RegionRefused("output-strides", f"{list(got.stride())} in place of {list(want.stride())}")
 
@@ -113,7 +115,7 @@ class _Splicer:
         return self.world[name]
 
     def _pinned(self, node: fx.Node) -> fx.Node:
-        """A graph input has its strides already; of a value that Inductor lays out, the kernel needs the captured ones."""
+        """A graph input has its strides already; what Inductor lays out is asked for in the captured ones."""
         if node.op in ("placeholder", "get_attr"):
             return node
         made = self.graph.call_function(pin(Layout.of(node.meta["val"])), (node,))
@@ -208,7 +210,7 @@ class _Splicer:
 
 
 def _flat(steps: Sequence[Step]) -> list[Step]:
-    """Steps with `prepare` done in its place: a compiled graph has no memory between calls, Inductor folds constants."""
+    """Steps with `prepare` done in its place: a compiled graph has no memory between calls."""
     out: list[Step] = []
     for step in steps:
         out.extend(step.steps if isinstance(step, Prepare) else (step,))
@@ -231,5 +233,3 @@ def _fake_mode(nodes: Sequence[fx.Node]) -> Any:
         if mode is not None:
             return mode
     raise RegionRefused("no-fake", "the region's inputs are real tensors")
-
-

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 class TwinMaker:
     """Twins by task key: equal regions are proven once a process."""
 
-    _made: dict[str, TaskGraph | None] = {}
+    _made: ClassVar[dict[str, TaskGraph | None]] = {}
     _lock = threading.Lock()
 
     def twin(self, captured: Captured) -> TaskGraph | None:
@@ -44,7 +45,9 @@ class TwinMaker:
 
         with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
             if not same(task.graph, task.graph, task):
-                log.info("no twin: the region does not run at small sizes (%s)", ", ".join(dict.fromkeys(task.graph.targets)))
+                log.info(
+                    "no twin: the region does not run at small sizes (%s)", ", ".join(dict.fromkeys(task.graph.targets))
+                )
                 return None
             chosen: Guess = {}
             for group in _groups(task.graph, origins):
@@ -123,7 +126,9 @@ def rebuild(graph: TaskGraph, replaced: Guess) -> TaskGraph:
             if missing:
                 stack.extend(missing)
                 continue
-            made = replace(source, args=tuple(map(moved, source.args)), kwargs=tuple((k, moved(v)) for k, v in source.kwargs))
+            made = replace(
+                source, args=tuple(map(moved, source.args)), kwargs=tuple((k, moved(v)) for k, v in source.kwargs)
+            )
             if ref in replaced:
                 calls[source] = len(ops)
             else:

@@ -252,7 +252,11 @@ def rms_norm(group: Group) -> Iterator[Guess]:
         spec = group.spec(source)
         shape = spec.shape[len(spec.shape) - len(mean.args[1]) :]
         weights = [ref for ref in group.read() if group.spec(ref).shape == shape]
-        op = Op("aten._fused_rms_norm.default", (source, shape, weights[0] if weights else None, epsilon), (spec, *mean.outs))
+        op = Op(
+            "aten._fused_rms_norm.default",
+            (source, shape, weights[0] if weights else None, epsilon),
+            (spec, *mean.outs),
+        )
         guess = _norm_guess(group, source, op)
         if guess:
             yield guess
