@@ -189,8 +189,8 @@ class Session:
         return Evolution(
             search=search,
             trial=trial,
-            proposer=PROPOSERS[self.settings.proposer](),
-            selection=SELECTIONS[self.settings.selection](),
+            proposer=PROPOSERS[self.settings.proposer](self.settings),
+            selection=SELECTIONS[self.settings.selection](self.settings),
             limits=self.settings.budget,
             deadline=deadline,
             record=record,
