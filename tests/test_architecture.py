@@ -18,7 +18,7 @@ FLOORS = [
     "lowering evaluation templates",
     "agent",
     "only_here purse tally session",
-    "factory backend deploy bench report mcp",
+    "factory checkup backend deploy bench report mcp",
     "cli",
 ]
 FLOOR = {name: floor for floor, row in enumerate(FLOORS) for name in row.split()}
