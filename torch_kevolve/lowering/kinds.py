@@ -125,7 +125,6 @@ _FORBIDDEN = {
     torch.Tag.nondeterministic_seeded: "random",
     torch.Tag.data_dependent_output: "data-dependent",
     torch.Tag.dynamic_output_shape: "data-dependent",
-    torch.Tag.inplace: "mutation",
 }
 
 
