@@ -307,3 +307,12 @@ def test_module_weights_and_two_equal_regions():
     recorder = Recorder(softmax, is_softmax)
     torch.testing.assert_close(compiled(recorder, model)(x), model(x))
     assert len(recorder.seen) == 1 and recorder.seen[0].count == 2 and len(recorder.replaced) == 2
+
+
+def test_a_region_that_reads_another_regions_result(x):
+    def function(x):
+        return torch.softmax(torch.softmax(x, -1), -1)
+
+    recorder = Recorder(softmax, is_softmax)
+    torch.testing.assert_close(compiled(recorder, function)(x), function(x))
+    assert len(recorder.replaced) == 2 and recorder.faults == []

@@ -24,7 +24,7 @@ from torch_kevolve.lowering.cost import cost, node_seconds
 from torch_kevolve.lowering.hooks import Choice, Hooks, Wanted
 from torch_kevolve.lowering.kinds import tensors_of
 from torch_kevolve.lowering.regions import Finder, Left, Region, equal_tasks
-from torch_kevolve.lowering.splice import splice
+from torch_kevolve.lowering.splice import Moved, splice
 from torch_kevolve.record import RegionVerdict
 
 log = logging.getLogger(__name__)
@@ -133,14 +133,12 @@ def replace_regions(graph: fx.Graph, work: Work, passage: Passage) -> None:
         wanted = _wanted(regions, seconds, total, passage.phase, device)
         choices = _choices(work, wanted)
     passage.verdicts.extend(_left(each, passage.phase) for each in left)
-    replaced = False
+    moved: Moved = {}
     for region in regions:
         choice = choices[region.task.key]
         share = seconds[id(region)] / total if total > 0 else 0.0
-        verdict = _place(graph, region, choice, share, passage.phase, work.hooks)
-        replaced |= verdict.status == "replaced"
-        passage.verdicts.append(verdict)
-    if replaced:
+        passage.verdicts.append(_place(graph, region, choice, share, passage.phase, work.hooks, moved))
+    if moved:
         _tidy(graph)
 
 
@@ -199,7 +197,9 @@ def _choices(work: Work, wanted: Sequence[Wanted]) -> dict[str, Choice]:
         return {each.task.key: work.choices[each.task.key] for each in wanted}
 
 
-def _place(graph: fx.Graph, region: Region, choice: Choice, share: float, phase: str, hooks: Hooks) -> RegionVerdict:
+def _place(
+    graph: fx.Graph, region: Region, choice: Choice, share: float, phase: str, hooks: Hooks, moved: Moved
+) -> RegionVerdict:
     verdict = RegionVerdict(
         task=region.task.key,
         status="left",
@@ -215,7 +215,7 @@ def _place(graph: fx.Graph, region: Region, choice: Choice, share: float, phase:
     if choice.kernel is None:
         return verdict
     try:
-        splice(graph, region, choice.kernel)
+        splice(graph, region, choice.kernel, moved)
     except RegionRefused as error:
         return replace(verdict, reason=error.reason, detail=str(error))
     except Exception as error:  # the region was left as it was; the hook decides whether it is raised

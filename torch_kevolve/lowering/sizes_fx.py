@@ -55,6 +55,8 @@ class SizeNodes:
             return self._binary("//", self._binary("+", args[0], self._binary("+", args[1], -1)), args[1])
         if mark == "mod":
             return self._binary("%", self._binary("//", args[0], args[1]), args[2])
+        if mark == "^" and isinstance(args[1], int) and 0 < args[1] < 8:
+            mark, args = "*", [args[0]] * args[1]
         if mark not in _OPERATORS:
             raise PlanError(detail=f"size operator {mark!r} has no form in FX")
         out = args[0]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -28,8 +29,16 @@ from torch_kevolve.plan import Aten, Buffer, Prepare, Run, Step, Tensor, tensors
 from torch_kevolve.task import DType, digest
 
 
-def splice(graph: fx.Graph, region: Region, kernel: Kernel) -> None:
-    """Put a kernel in a region's place. Raises RegionRefused or PlanError, and then the graph is as before."""
+Moved: TypeAlias = "dict[fx.Node, fx.Node]"
+
+
+def splice(graph: fx.Graph, region: Region, kernel: Kernel, moved: Moved) -> None:
+    """Put a kernel in a region's place. Raises RegionRefused or PlanError, and then the graph is as before.
+
+    `moved`: nodes that earlier splices of this graph replaced, and what stands for them now; added to.
+    """
+    inputs = tuple(moved.get(node, node) for node in region.captured.inputs)
+    region = replace(region, captured=replace(region.captured, inputs=inputs))
     before = set(graph.nodes)
     try:
         with graph.inserting_before(region.nodes[-1]):
@@ -43,6 +52,7 @@ def splice(graph: fx.Graph, region: Region, kernel: Kernel) -> None:
     for old, new in zip(region.captured.outputs, outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in ("val", "eager_input_vals")})
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside or _survives(user, inside))
+        moved[old] = new
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)
