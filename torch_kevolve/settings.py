@@ -49,7 +49,10 @@ class Settings:
     effort: str = knob("quick", "KEVOLVE_EFFORT", "How hard to search: none, quick or full.", ("none", "quick", "full"))
     budget_s: float = knob(-1.0, "KEVOLVE_BUDGET_S", "Seconds of search per model; negative: what the effort says.")
     numerics: str = knob(
-        "default", "KEVOLVE_NUMERICS", "How exact a kernel must be: strict, default or fast.", ("strict", "default", "fast")
+        "default",
+        "KEVOLVE_NUMERICS",
+        "How exact a kernel must be: strict, default or fast.",
+        ("strict", "default", "fast"),
     )
     on_error: str = knob(
         "fallback",
@@ -69,7 +72,9 @@ class Settings:
     memory_fraction: float = knob(0.3, "KEVOLVE_MEMORY_FRACTION", "Share of free device memory a search may use.")
     candidate_s: float = knob(20.0, "KEVOLVE_CANDIDATE_S", "Seconds after which one candidate is killed.")
     seed: int = knob(0, "KEVOLVE_SEED", "Seed of the search's random choices.")
-    progress: str = knob("auto", "KEVOLVE_PROGRESS", "The progress line: auto (terminals only), on, off.", ("auto", "on", "off"))
+    progress: str = knob(
+        "auto", "KEVOLVE_PROGRESS", "The progress line: auto (terminals only), on, off.", ("auto", "on", "off")
+    )
     home: str = knob("", "KEVOLVE_HOME", "Folder of all state; empty: the XDG user data folder.")
 
     @classmethod
@@ -109,10 +114,16 @@ class Settings:
     def home_path(self) -> Path:
         """The folder of all state, absolute; it need not exist."""
         if self.home:
-            return Path(self.home).expanduser().absolute()
+            return Path(os.path.expanduser(self.home)).absolute()
         import platformdirs
 
-        return Path(platformdirs.user_data_dir("kevolve", appauthor=False))
+        try:
+            home = Path(platformdirs.user_data_dir("kevolve", appauthor=False))
+        except RuntimeError:
+            home = Path("~")
+        # A user id without HOME and without an entry in the user database: name a folder that cannot be made, so that
+        # everything is kept in memory, rather than a folder `~` wherever the process happens to run.
+        return home if home.is_absolute() else Path(os.devnull, "kevolve")
 
     @property
     def semantic(self) -> dict[str, str]:

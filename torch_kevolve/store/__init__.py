@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 
 from torch_kevolve.registry import Registry
@@ -24,10 +25,18 @@ STORES: Registry[Callable[[Path], Store]] = Registry(
 def open_store(settings: Settings) -> Store:
     """The store that the settings name. Where its folder cannot be written, new kernels live in this process only."""
     home = settings.home_path
-    if settings.store == "tiered" and not _writable(home):
-        log.warning("%s cannot be written: new kernels are kept for this process only. Set KEVOLVE_HOME.", home)
-        return TieredStore(MemoryStore(), [DiskStore(home), DiskStore(seeds())])
+    if settings.store in ("tiered", "disk") and not _writable(home):
+        _say_once(home)
+        below = [DiskStore(home, frozen=True)]
+        if settings.store == "tiered":
+            below.append(DiskStore(seeds(), frozen=True))
+        return TieredStore(MemoryStore(), below)
     return STORES[settings.store](home)
+
+
+@cache
+def _say_once(home: Path) -> None:
+    log.warning("%s cannot be written: new kernels are kept for this process only. Set KEVOLVE_HOME.", home)
 
 
 def _writable(home: Path) -> bool:
@@ -35,4 +44,5 @@ def _writable(home: Path) -> bool:
         home.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
+    # False on a read-only file system even for root.
     return os.access(home, os.W_OK | os.X_OK)

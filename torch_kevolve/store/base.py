@@ -19,6 +19,38 @@ class Bad:
     why: str
 
 
+@dataclass(frozen=True)
+class Summary:
+    """One line about a kernel, all plain data. `fingerprint`: the hard part; `path`: its folder, empty if in memory."""
+
+    key: str
+    task: str
+    language: str
+    family: str
+    operators: list[str]
+    numerics: str
+    fingerprint: dict[str, str]
+    fingerprint_key: str
+    ratio: float | None
+    path: str
+
+
+def summary(kernel: Kernel, path: str = "") -> Summary:
+    """The summary of a kernel that lies at `path`."""
+    return Summary(
+        key=kernel.key,
+        task=kernel.task.key,
+        language=kernel.candidate.language,
+        family=kernel.candidate.provenance.family,
+        operators=list(kernel.task.graph.targets),
+        numerics=kernel.task.numerics,
+        fingerprint=dict(kernel.fingerprint.hard),
+        fingerprint_key=kernel.fingerprint.key,
+        ratio=kernel.evidence.ratio,
+        path=path,
+    )
+
+
 class Store(Protocol):
     """A member of the store axis. A corrupt entry is a miss, never an exception.
 
@@ -30,11 +62,19 @@ class Store(Protocol):
         ...
 
     def put(self, kernel: Kernel) -> None:
-        """Keep a kernel in place of the one for its task and fingerprint. A store that cannot write drops it, logged."""
+        """Keep a kernel in place of the one for its task and fingerprint. What cannot be written is dropped and said."""
         ...
 
     def ls(self) -> Iterator[Kernel]:
         """Every readable kernel, in the order of their keys."""
+        ...
+
+    def summaries(self) -> list[Summary]:
+        """A line about every readable kernel, in the order of their keys. Cheaper than `ls`."""
+        ...
+
+    def remove(self, task_key: str, fingerprint: Fingerprint, why: str) -> bool:
+        """Set aside a kernel that turned out bad: a miss from now on. False where there is none to remove."""
         ...
 
     def verify(self) -> tuple[int, list[Bad]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from torch_kevolve.kernel import Fingerprint, Kernel
 from torch_kevolve.record import GraphRecord
-from torch_kevolve.store.base import Bad
+from torch_kevolve.store.base import Bad, Summary, summary
 from torch_kevolve.task import KernelTask
+
+log = logging.getLogger(__name__)
 
 
 class MemoryStore:
@@ -39,6 +42,16 @@ class MemoryStore:
         with self._lock:
             kernels = sorted(self._kernels.values(), key=lambda kernel: kernel.key)
         return iter(kernels)
+
+    def summaries(self) -> list[Summary]:
+        return [summary(kernel) for kernel in self.ls()]
+
+    def remove(self, task_key: str, fingerprint: Fingerprint, why: str) -> bool:
+        with self._lock:
+            kernel = self._kernels.pop((task_key, fingerprint.key), None)
+        if kernel is not None:
+            log.warning("kernel %s is dropped: %s", kernel.key[:12], why)
+        return kernel is not None
 
     def verify(self) -> tuple[int, list[Bad]]:
         return len(self._kernels), []

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_kevolve.kernel import Fingerprint, Kernel
 from torch_kevolve.record import GraphRecord
-from torch_kevolve.store.base import Bad, Store
+from torch_kevolve.store.base import Bad, Store, Summary
 from torch_kevolve.store.disk import DiskStore
 from torch_kevolve.task import KernelTask
 
@@ -20,13 +20,15 @@ class TieredStore:
     def __init__(self, top: Store, below: Sequence[Store]) -> None:
         self.top = top
         self.below = tuple(below)
+        self._hidden: set[tuple[str, str]] = set()
 
     @classmethod
     def at(cls, home: Path) -> TieredStore:
-        return cls(DiskStore(home), [DiskStore(seeds())])
+        return cls(DiskStore(home), [DiskStore(seeds(), frozen=True)])
 
     def get(self, task_key: str, fingerprint: Fingerprint) -> Kernel | None:
-        for tier in (self.top, *self.below):
+        hidden = (task_key, fingerprint.key) in self._hidden
+        for tier in (self.top,) if hidden else (self.top, *self.below):
             kernel = tier.get(task_key, fingerprint)
             if kernel is not None:
                 return kernel
@@ -41,6 +43,21 @@ class TieredStore:
             for kernel in tier.ls():
                 found.setdefault((kernel.task.key, kernel.fingerprint.key), kernel)
         return iter(sorted(found.values(), key=lambda kernel: kernel.key))
+
+    def summaries(self) -> list[Summary]:
+        found: dict[tuple[str, str], Summary] = {}
+        for tier in (self.top, *self.below):
+            for each in tier.summaries():
+                found.setdefault((each.task, each.fingerprint_key), each)
+        return sorted(found.values(), key=lambda each: each.key)
+
+    def remove(self, task_key: str, fingerprint: Fingerprint, why: str) -> bool:
+        """From the top tier. A kernel of a lower tier is not ours to change: it is hidden while this process lives."""
+        removed = self.top.remove(task_key, fingerprint, why)
+        if any(tier.get(task_key, fingerprint) is not None for tier in self.below):
+            self._hidden.add((task_key, fingerprint.key))
+            removed = True
+        return removed
 
     def verify(self) -> tuple[int, list[Bad]]:
         counts = [tier.verify() for tier in (self.top, *self.below)]
