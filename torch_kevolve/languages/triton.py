@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,12 +86,19 @@ class Triton:
         return launch
 
 
+_LOADING = threading.Lock()
+"""Builds run in threads: without it a second one finds a module whose functions are not there yet."""
+
+
 def _module(path: Path) -> ModuleType:
     """Execute the printed text as a module of its own; triton reads its source from the file."""
     name = f"kevolve_triton_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None:
-        return known
+    with _LOADING:
+        known = sys.modules.get(name)
+        return known if known is not None else _loaded(name, path)
+
+
+def _loaded(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict
 
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.errors import PlanError, RegionRefused
@@ -69,7 +70,8 @@ def launch(
     node.meta["val"] = {name: tensors[name].meta["val"] for name in clones}
     values = {name: held.meta["val"] for name, held in tensors.items()}
     # Exact strides, not their order alone: Inductor may lay an intermediate out anew.
-    node.meta["eager_input_vals"] = ((), {**node.kwargs, "kwargs": values})
+    # torch 2.11 maps over these beside the node's own arguments and wants the same container types.
+    node.meta["eager_input_vals"] = ((), {**node.kwargs, "kwargs": immutable_dict(values)})
     made = {}
     for name, key in keys.items():
         pick = graph.call_function(operator.getitem, (node, key))
