@@ -109,6 +109,7 @@ class _Call:
     purse: Purse
     phases: dict[str, tuple[RegionVerdict, ...]] = field(default_factory=dict)
     gates: dict[str, Json] = field(default_factory=dict)
+    recorded: GraphRecord | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self) -> Callable[..., Any]:
@@ -124,7 +125,14 @@ class _Call:
             log.warning("Inductor alone compiles this graph: %s: %s", type(error).__name__, error)
             TALLY.leave("backend")
             hooks = Hooks()
-        return inductor.compile(self.gm, self.inputs, hooks, self.patches)
+        made = inductor.compile(self.gm, self.inputs, hooks, self.patches)
+        if self.recorded is not None:
+            # Inductor's caches answered, so the pass did not run: the record says what is in the graph.
+            with self.lock:
+                absent = [r for r in self.recorded.regions if r.phase not in self.phases]
+                self.phases.update({r.phase: () for r in absent})
+            _count(absent)
+        return made
 
     def _facts(self, device: str) -> dict[str, Json]:
         return {
@@ -136,9 +144,7 @@ class _Call:
 
     def _hooks(self, session: Session, device: str, key: str | None, record: GraphRecord | None) -> Hooks:
         uuid = None if record is None else self._uuid(session, device, record)
-        if uuid is not None and record is not None:
-            # Inductor's caches may answer without the pass: the record says what is in the graph then.
-            self._from_record(record)
+        self.recorded = record if uuid is not None else None
         skip = tuple(word.strip() for word in self.settings.skip.split(",") if word.strip())
         known = {} if record is None or uuid is None else {p: str(g["kept"]) for p, g in record.gate.items() if "kept" in g}
         return Hooks(
@@ -183,7 +189,10 @@ class _Call:
     def _note(
         self, session: Session, device: str, key: str | None, phase: str, verdicts: Sequence[RegionVerdict]
     ) -> None:
-        _count(verdicts)
+        with self.lock:
+            counted = phase in self.phases and self.recorded is not None
+        if not counted:
+            _count(verdicts)
         with self.lock:
             self.phases[phase] = tuple(verdicts)
             regions = tuple(v for name in sorted(self.phases) for v in self.phases[name])
@@ -194,12 +203,6 @@ class _Call:
     def _gate(self, phase: str, verdict: Mapping[str, Json]) -> None:
         with self.lock:
             self.gates[phase] = dict(verdict)
-
-    def _from_record(self, record: GraphRecord) -> None:
-        """The pass does not run on a cache hit; when it does run, `_note` counts instead."""
-        self.recorded = record
-
-    recorded: GraphRecord | None = None
 
     def _fault(self, reason: str, error: Exception) -> None:
         TALLY.leave(reason)

@@ -18,7 +18,7 @@ from torch import fx
 from torch_kevolve.errors import PlanError, RegionRefused, TaskError
 from torch_kevolve.lowering.canon import RESHAPE, canonical_op, sizes_of
 from torch_kevolve.lowering.facts import index_bounds, task_flags
-from torch_kevolve.lowering.kinds import name_of, tensors_of
+from torch_kevolve.lowering.kinds import name_of, origin_of, tensors_of
 from torch_kevolve.sizes import Size, Symbol, encode, free_symbols, simplify, symbol
 from torch_kevolve.task import Arg, DType, KernelTask, Op, Ref, TaskGraph, TensorSpec, canonical, digest
 
@@ -136,7 +136,7 @@ def _add_node(draft: _Draft, node: fx.Node, naming: _Naming, base: int) -> None:
         args=tuple(_arg(a, draft, naming) for a in node.args),
         outs=tuple(naming.spec(v) for v in values),
         kwargs=tuple(sorted((k, _arg(v, draft, naming)) for k, v in node.kwargs.items())),
-        written=name_of(node) == "convert_element_type" and _origin(node) in ("aten._to_copy.default", ""),
+        written=name_of(node) == "convert_element_type" and origin_of(node) in ("aten._to_copy.default", ""),
     )
 
     def spec_of(ref: Ref) -> TensorSpec:
@@ -150,7 +150,7 @@ def _add_node(draft: _Draft, node: fx.Node, naming: _Naming, base: int) -> None:
     if name not in draft.same:
         draft.same[name] = len(draft.ops)
         draft.ops.append(op)
-        draft.origins.append(_origin(node))
+        draft.origins.append(origin_of(node))
     draft.place[node] = Ref(base + draft.same[name])
 
 
@@ -162,11 +162,6 @@ def _short_reshape(op: Op, draft: _Draft, base: int) -> Op:
             break
         op = replace(op, args=(before.args[0], *op.args[1:]))
     return op
-
-
-def _origin(node: fx.Node) -> str:
-    made_by = node.meta.get("original_aten")
-    return "" if made_by is None else str(made_by)
 
 
 def _arg(value: Any, draft: _Draft, naming: _Naming) -> Arg:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,15 +22,17 @@ class Unnamed(Exception):
     """Something in the graph has no lasting name, so neither has the graph."""
 
 
-def graph_key(gm: fx.GraphModule, inputs: Sequence[Any], facts: Mapping[str, Json]) -> str | None:
-    """sha256 in hex over the graph, its inputs, torch's own flags and `facts`; None where no lasting name exists."""
+def graph_key(gm: fx.GraphModule, facts: Mapping[str, Json]) -> str | None:
+    """sha256 in hex over the graph, its inputs' specs, torch's flags and `facts`; None where no lasting name exists.
+
+    Input specs are read off the placeholders: the example inputs hold the first call's numbers where sizes are symbolic.
+    """
     naming = _Naming()
     try:
-        specs = [naming.value(x) for x in inputs]
         graph = naming.graph(gm)
     except Unnamed:
         return None
-    return digest({"inputs": specs, "graph": graph, "ranges": naming.ranges(), "flags": flags(), "facts": dict(facts)})
+    return digest({"graph": graph, "ranges": naming.ranges(), "flags": flags(), "facts": dict(facts)})
 
 
 def flags() -> dict[str, Json]:
@@ -74,7 +76,7 @@ class _Naming:
 
     def _target(self, gm: fx.GraphModule, node: fx.Node) -> Json:
         if node.op in ("placeholder", "output"):
-            return self.value(node.meta.get("example_value")) if node.op == "placeholder" else None
+            return None if node.op == "output" else self._placeholder(node)
         if node.op == "call_method":
             return str(node.target)
         if node.op == "call_function":
@@ -84,6 +86,12 @@ class _Naming:
             tensors = [self.value(t) for t in (*held.parameters(), *held.buffers())]  # type: ignore[attr-defined]
             return [type(held).__module__, type(held).__qualname__, held.extra_repr(), tensors]  # type: ignore[attr-defined]
         return self.value(held)
+
+    def _placeholder(self, node: fx.Node) -> Json:
+        for name in ("example_value", "val"):
+            if name in node.meta:
+                return self.value(node.meta[name])
+        raise Unnamed("a placeholder without a spec")
 
     def callable(self, target: Any) -> Json:
         if isinstance(target, torch._ops.OperatorBase):
@@ -131,8 +139,8 @@ class _Naming:
     def _tensor(self, t: torch.Tensor) -> Json:
         strides = [self._size(s) for s in t.stride()] if t.layout is torch.strided else None
         return {
-            "tensor": [str(t.dtype), t.device.type, str(t.layout), t.requires_grad, isinstance(t, torch.nn.Parameter)],
-            "kind": "Tensor" if _plain(t) else type(t).__qualname__,
+            "tensor": [str(t.dtype), t.device.type, str(t.layout), t.requires_grad],
+            "class": "Tensor" if _plain(t) else type(t).__qualname__,
             "shape": [self._size(s) for s in t.shape],
             "strides": strides,
         }

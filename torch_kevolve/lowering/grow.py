@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torch_kevolve.lowering.cost import hint
-from torch_kevolve.lowering.kinds import FUSES, Kind, axes_of, is_tensor, kind_of, name_of, refusal, tensors_of
+from torch_kevolve.lowering.kinds import (
+    FUSES,
+    Kind,
+    axes_of,
+    instance_of,
+    is_tensor,
+    kind_of,
+    name_of,
+    refusal,
+    tensors_of,
+)
 from torch_kevolve.lowering.reach import Reach
 
 MOST_NODES = 160
@@ -257,11 +267,11 @@ def _rank(node: fx.Node) -> int:
 
 def _same_origin(anchor: fx.Node) -> Allow:
     """What was decomposed from the same library operator, and the constants and views it needs."""
-    origin = str(anchor.meta.get("original_aten"))
+    origin = instance_of(anchor)
 
     def allow(node: fx.Node) -> bool:
         kind = kind_of(node)
-        same = origin != "None" and str(node.meta.get("original_aten")) == origin
+        same = origin[0] != "" and instance_of(node) == origin
         return kind is not None and (same or kind in (Kind.VIEW, Kind.MAKE, Kind.PICK))
 
     return allow

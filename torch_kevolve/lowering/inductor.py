@@ -72,13 +72,17 @@ class _Gate:
         racing = hooks.gate_on and known is None and not _cannot_race(kwargs)
         with recording(phase) as passage:
             made = self._kernels_or_plain(build, passage, {SLOT: self.ours, **options}, keep=racing)
-        if not passage.replaced or not racing:
+        if not racing or not (passage.replaced or (ways and passage.verdicts)):
             if passage.replaced and known is None:
                 hooks.gate(phase, {"kept": KERNELS, "why": "not raced"})
             if passage.ran:
                 hooks.note(phase, passage.verdicts)
             return made
-        arms = {KERNELS: made, PLAIN: build.arm({SLOT: self.ours.first}, keep=ways)}
+        if passage.replaced:
+            arms = {KERNELS: made, PLAIN: build.arm({SLOT: self.ours.first}, keep=ways)}
+        else:
+            # Hot regions and no kernel: one of Inductor's own option sets may still be faster than its default.
+            arms = {PLAIN: made}
         if ways:
             arms.update(self._more(build, phase))
         return build.settle(self._decide(arms, inputs, passage))

@@ -7,6 +7,7 @@ moved or repeated (mutation, randomness, sizes that depend on data, unusual layo
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -145,8 +146,39 @@ def fuses_natively(target: torch._ops.OpOverload) -> bool:
     return plain and target in lowerings
 
 
+_SEEN = "kevolve_kind"
+
+
 def kind_of(node: fx.Node) -> Kind | None:
-    """The node's kind; None where it is an input, an output, or nothing that a region may hold."""
+    """The node's kind; None where it is an input, an output, or nothing that a region may hold.
+
+    Remembered at the node (it was half of the time spent on a 24-layer model) until `forget`.
+    """
+    if _SEEN not in node.meta:
+        node.meta[_SEEN] = _kind_of(node)
+    found: Kind | None = node.meta[_SEEN]
+    return found
+
+
+def forget(nodes: Iterable[fx.Node]) -> None:
+    """Leave no trace of ours in nodes that others will copy."""
+    for node in nodes:
+        node.meta.pop(_SEEN, None)
+
+
+def origin_of(node: fx.Node) -> str:
+    """The ATen operator that was decomposed into this node, `aten._softmax.default`; empty if unknown."""
+    made_by = node.meta.get("original_aten")
+    return "" if made_by is None else str(made_by)
+
+
+def instance_of(node: fx.Node) -> tuple[str, str]:
+    """The operator that a node was decomposed from, and which call of it in the program, as far as it is known."""
+    calls = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
+    return origin_of(node), str(calls[-1][0]) if calls else ""
+
+
+def _kind_of(node: fx.Node) -> Kind | None:
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:

@@ -14,7 +14,7 @@ from torch import fx
 from torch_kevolve.errors import RegionRefused
 from torch_kevolve.lowering.capture import Captured, capture
 from torch_kevolve.lowering.grow import Growth, ladder, outputs_of
-from torch_kevolve.lowering.kinds import ANCHORS, LIBRARY, kind_of, name_of, refusal
+from torch_kevolve.lowering.kinds import ANCHORS, LIBRARY, forget, kind_of, name_of, refusal
 from torch_kevolve.lowering.reach import Reach
 from torch_kevolve.lowering.twin import TwinMaker
 from torch_kevolve.task import KernelTask
@@ -63,6 +63,12 @@ class Finder:
 
     def find(self) -> tuple[list[Region], list[Left]]:
         """All regions, heaviest anchor first, and the anchors that are in none."""
+        try:
+            return self._find()
+        finally:
+            forget(self.reach.nodes)
+
+    def _find(self) -> tuple[list[Region], list[Left]]:
         regions: list[Region] = []
         left: list[Left] = []
         for node in self.reach.nodes:

@@ -28,7 +28,6 @@ from torch_kevolve.lowering.triton_node import functions, launch
 from torch_kevolve.plan import Aten, Buffer, Prepare, Run, Step, Tensor, tensors_in
 from torch_kevolve.task import DType, digest
 
-
 Moved: TypeAlias = "dict[fx.Node, fx.Node]"
 
 
