@@ -19,7 +19,7 @@ def key_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = Fals
     keys: list[str | None] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        keys.append(graph_key(gm, inputs, facts))
+        keys.append(graph_key(gm, facts))
         return gm.forward
 
     torch._dynamo.reset()
@@ -115,7 +115,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.softmax(self.lin(self.norm(x)), -1)
 def backend(gm, inputs):
-    print(graph_key(gm, inputs, {"a": 1}))
+    print(graph_key(gm, {"a": 1}))
     return gm.forward
 torch.compile(Net(), backend=backend)(torch.ones(4, 6))
 """

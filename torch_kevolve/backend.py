@@ -116,7 +116,7 @@ class _Call:
         try:
             session = Session.open(self.settings)
             device = _device(self.inputs, self.gm)
-            key = graph_key(self.gm, self.inputs, self._facts(device))
+            key = graph_key(self.gm, self._facts(device))
             record = None if key is None else session.store.get_record(key)
             hooks = self._hooks(session, device, key, record)
         except Exception as error:
