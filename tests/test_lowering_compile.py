@@ -107,7 +107,8 @@ extern "C" void rows(const float* x, double* part, int64_t rows, int64_t n) {
     part[r] = s;
   }
 }
-extern "C" void spread(const float* x, const double* part, float* y, double* count, int64_t rows, int64_t n, double by) {
+extern "C" void spread(const float* x, const double* part, float* y, double* count, int64_t rows, int64_t n,
+                       double by) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t i = 0; i < n; i++) y[r * n + i] = (float)(x[r * n + i] - part[r] / n) * by;
   count[0] += rows;

@@ -57,11 +57,14 @@ CASES = {
     "argmax": (lambda x: x.argmax(0), (X,), ["aten.argmax.default"]),
     "linear_gelu": (LinearGelu().requires_grad_(False), (torch.randn(8, 32),),
                     ["aten.permute.default", "aten.addmm.default", "aten.gelu.default"]),
-    "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(2, 4, 16, 16),), ["aten.max_pool2d_with_indices.default"]),
+    "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(2, 4, 16, 16),),
+                 ["aten.max_pool2d_with_indices.default"]),
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 3, 2, 1), (torch.randn(2, 4, 8, 8, 8),), ["aten.avg_pool3d.default"]),
-    "embedding": (nn.Embedding(100, 16).requires_grad_(False), (torch.randint(100, (4, 8)),), ["aten.embedding.default"]),
+    "embedding": (nn.Embedding(100, 16).requires_grad_(False), (torch.randint(100, (4, 8)),),
+                  ["aten.embedding.default"]),
     "embedding_bag": (nn.EmbeddingBag(100, 16, mode="sum").requires_grad_(False),
-                      (torch.randint(100, (32,)), torch.arange(0, 32, 4)), ["aten._embedding_bag_forward_only.default"]),
+                      (torch.randint(100, (32,)), torch.arange(0, 32, 4)),
+                      ["aten._embedding_bag_forward_only.default"]),
     "logsumexp": (lambda x: torch.logsumexp(x, -1), (X,), ["aten.logsumexp.default"]),
 }  # fmt: skip
 
