@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.errors import KevolveError
 from torch_kevolve.evaluation.base import Job
+from torch_kevolve.evaluation.builders import Builders
 from torch_kevolve.evaluation.judge import Judge
 from torch_kevolve.evaluation.port import ProcessPort
 from torch_kevolve.log import configure
@@ -28,11 +30,13 @@ Reply = Callable[[Json], None]
 
 
 class Bailiff:
-    """Keeps a spare worker warm: importing torch takes 2 to 4 s, longer than most candidates need."""
+    """Keeps one worker port and the builders over all jobs; `hurry` says that the user's side wants no more of a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], bool]) -> None:
         self.judge: Judge | None = None
-        self.spare: ProcessPort | None = ProcessPort()
+        self.port: ProcessPort | None = ProcessPort()
+        self.builders = Builders()
+        self.hurry = hurry
 
     def serve(self, message: Mapping[str, Any], reply: Reply) -> None:
         """Every message ends with one reply that has `end`."""
@@ -55,13 +59,8 @@ class Bailiff:
             frozen=message["frozen"],
             flags=message["flags"],
         )
-        port, self.spare = self.spare or ProcessPort(), None
-        settings = Settings(**message["settings"])
-        try:
-            self.judge = Judge(job, settings, port)
-        except BaseException:
-            port.close()
-            raise
+        self.port = self.port or ProcessPort()
+        self.judge = Judge(job, Settings(**message["settings"]), self.port, build=self.builders)
         self.judge.open()
         baselines = {name: [t.median_ms, t.low_ms, t.high_ms, t.samples] for name, t in self.judge.baselines.items()}
         reply({"baselines": baselines, "notes": self.judge.notes})
@@ -71,18 +70,33 @@ class Bailiff:
         candidates = [Candidate.from_json(row) for row in message["candidates"]]
         for candidate, evidence in self.judge.evaluate(candidates):
             reply({"candidate": candidate.id, "evidence": evidence.to_json()})
+            if self.hurry():
+                break
 
     def _confirm(self, message: Mapping[str, Any], reply: Reply) -> None:
         assert self.judge is not None
         evidence = self.judge.confirm(Candidate.from_json(message["candidate"]))
         reply({"evidence": evidence.to_json()})
 
+    def _stop(self, message: Mapping[str, Any], reply: Reply) -> None:
+        """Its arrival has ended the batch; there is nothing more to do."""
+
     def _close(self, message: Mapping[str, Any], reply: Reply) -> None:
         if self.judge is not None:
             self.judge.close()
             self.judge = None
-        if self.spare is None and message["do"] == "close":
-            self.spare = ProcessPort()
+        if message["do"] == "close":
+            # The next job's worker starts while the user's side does something else.
+            self.port = self.port or ProcessPort()
+            self.port.restart()
+
+    def end(self) -> None:
+        """End all processes."""
+        if self.judge is not None:
+            self.judge.close()
+        if self.port is not None:
+            self.port.close()
+        self.builders.close()
 
 
 def main() -> None:
@@ -94,17 +108,17 @@ def main() -> None:
         answer.write(json.dumps(row) + "\n")
         answer.flush()
 
-    bailiff = Bailiff()
+    def hurry() -> bool:
+        return bool(select.select([ask], [], [], 0)[0])
+
+    bailiff = Bailiff(hurry)
     try:
         for line in ask:
             bailiff.serve(json.loads(line), reply)
     except (BrokenPipeError, KeyboardInterrupt):
         pass
     finally:
-        if bailiff.judge is not None:
-            bailiff.judge.close()
-        if bailiff.spare is not None:
-            bailiff.spare.close()
+        bailiff.end()
 
 
 if __name__ == "__main__":

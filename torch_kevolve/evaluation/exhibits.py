@@ -1,86 +1,148 @@
-"""Exhibits: the inputs, references and buffers of one job, and what a candidate's outputs must equal."""
+"""Exhibits: the inputs of one job, the right answers, and the memory that both may take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
-from torch_kevolve.candidate import Candidate
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation.base import Job
-from torch_kevolve.evaluation.inputs import Draw, draws, make, nbytes, other_sizes, special_draws
-from torch_kevolve.evaluation.memory import Arena, checksum, describe, extent, place
-from torch_kevolve.evaluation.port import Port
-from torch_kevolve.evaluation.reference import interpret
-from torch_kevolve.evaluation.verify import (
-    Pool,
-    equal_problem,
-    pattern_problem,
-    pooled_problem,
-    strict_problem,
+from torch_kevolve.evaluation.inputs import (
+    DISTRIBUTIONS,
+    FEW,
+    MANY,
+    SPECIAL,
+    Draw,
+    draws,
+    one,
+    other_sizes,
+    special_draws,
 )
-from torch_kevolve.evidence import Errors, Stage
+from torch_kevolve.evaluation.memory import Arena, checksum, describe, extent, place
+from torch_kevolve.evaluation.reference import choices, interpret
+from torch_kevolve.evaluation.verify import Pool
 from torch_kevolve.settings import Settings
 from torch_kevolve.sizes import Json, evaluate
-from torch_kevolve.task import KernelTask, Ref
+from torch_kevolve.task import FLOATS, KernelTask, Ref, TensorSpec
 
-MANY = 2**22
-"""Above this many elements an output's pooled errors are steady, and three draws tell what eight would."""
 GATHERS = ("aten.embedding.default", "aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
-POISONS = (0xFF, 0x3C)
-"""0xFF.. is a NaN in every float type and -1 in every integer; 0x3C.. a small positive number."""
+TEMPORARIES = 3
+"""fp64 values of the largest size that the reference holds at once: what a softmax or a cross-entropy needs."""
+
+
+@dataclass
+class Answer:
+    """What outputs are compared with. `clean`: neither fp64 nor eager holds a NaN or an infinity.
+
+    `sources`: for outputs that are chosen indices, what they are chosen from.
+    """
+
+    exact: tuple[Tensor, ...]
+    twin: tuple[Tensor, ...]
+    clean: tuple[bool, ...]
+    sources: Mapping[int, Tensor]
 
 
 @dataclass
 class Exhibit:
-    """One draw: inputs in shared blocks, the fp64 reference, eager's outputs and the inputs' checksums."""
+    """One draw. `answer` None: too large to be kept, made again whenever it is asked for."""
 
     draw: Draw
-    inputs: tuple[Tensor, ...]
-    rows: list[Json]
-    blocks: list[Tensor]
-    exact: tuple[Tensor, ...]
-    twin: tuple[Tensor, ...]
     special: bool
-    sums: list[int] = field(default_factory=list)
+    rows: list[Json] = field(default_factory=list)
+    blocks: list[Tensor] = field(default_factory=list)
+    inputs: tuple[Tensor, ...] = ()
+    sums: list[tuple[int, ...]] = field(default_factory=list)
+    answer: Answer | None = None
+    twin_pools: list[Pool] = field(default_factory=list)
 
 
 class Exhibits:
-    """Everything the judge compares with. `renew` makes all of it again from another seed."""
+    """Everything the judge compares with. `begin` makes what the timed runs need, `finish` the rest and the answers.
+
+    Raises EvaluationError when the job is larger than the memory that a search may use.
+    """
 
     def __init__(self, job: Job, settings: Settings, seed: int) -> None:
         self.job, self.settings, self.seed = job, settings, seed
         self.arena = Arena(job.device)
         self.all: list[Exhibit] = []
-        self._outs: list[tuple[Tensor, Json]] = []
-        self._mine: list[Pool] = []
-        self._twin: list[Pool] = []
-        self.renew(seed)
+        self.outs: list[tuple[Tensor, Json]] = []
+        self.twin_pools: list[Pool] = []
+        self.choices = choices(job.task.graph)
+        self._shared: list[tuple[Tensor, Json]] = []
+        self._names, self._special, self.lean = self._budget()
 
     @property
     def task(self) -> KernelTask:
         return self.job.task
 
-    def renew(self, seed: int) -> None:
-        """Raises EvaluationError when the job is larger than the memory that a search may use."""
-        self.seed = seed
-        self.arena.close()
-        self.arena = Arena(self.job.device)
-        allowed = self.memory_allowed()
-        # Inputs, outputs, and fp64 copies of what the reference holds at once: about eight times the job's bytes.
-        if 8 * nbytes(self.task, self.job.binding) > allowed:
-            raise EvaluationError(detail=f"the job needs more than {allowed / 2**30:.1f} GiB, the share it may use")
-        self.all = [self._exhibit(draw, special) for draw, special in self._plan()]
-        largest = [0] * len(self.task.graph.outputs)
+    @property
+    def timed(self) -> list[int]:
+        """The exhibits that timed runs alternate between: results left in memory by one are wrong for the other."""
+        return [0] if self.lean or len(self.all) < 2 else [0, 1]
+
+    def begin(self) -> None:
+        self.all = [Exhibit(draw, special) for draw, special in self._plan()]
+        if self.lean:
+            self._shared = [self.arena.block(self._nbytes(spec)) for spec in self.task.graph.inputs]
+        for exhibit in self.all[:2]:
+            self._make(exhibit)
+        bindings = [dict(exhibit.draw.binding) for exhibit in self.all]
+        for spec in self.task.graph.output_specs:
+            self.outs.append(self.arena.block(max(evaluate(spec.nbytes, binding) for binding in bindings)))
+
+    def finish(self) -> None:
+        for exhibit in self.all[2:]:
+            self._make(exhibit)
+        self.twin_pools = [Pool() for _ in self.task.graph.outputs]
         for exhibit in self.all:
-            for index, out in enumerate(exhibit.twin):
-                largest[index] = max(largest[index], out.numel() * out.element_size())
-        self._outs = [self.arena.block(size) for size in largest]
+            self.fill(exhibit)
+            answer = self.answer(exhibit)
+            exhibit.twin_pools = [Pool() for _ in self.task.graph.outputs]
+            for output, (twin, exact) in enumerate(zip(answer.twin, answer.exact, strict=True)):
+                if twin.is_floating_point():
+                    exhibit.twin_pools[output].add(twin, exact, twin)
+                    if not exhibit.special:
+                        self.twin_pools[output].add(twin, exact, twin)
+            exhibit.answer = None if self.lean else answer
+
+    def fill(self, exhibit: Exhibit) -> None:
+        """Put an exhibit's inputs where the worker finds them; only shared blocks have lost them."""
+        if self.lean:
+            self.restore(exhibit)
+            exhibit.sums = [checksum(block) for block in exhibit.blocks]
+
+    def restore(self, exhibit: Exhibit) -> None:
+        """Write an exhibit's inputs once more."""
+        for number, home in enumerate(exhibit.inputs):
+            made = one(self.task, exhibit.draw, number, self.job.device)
+            _flat(home).copy_(_flat(made))
+
+    def answer(self, exhibit: Exhibit) -> Answer:
+        """The fp64 reference and eager's outputs; the exhibit's inputs must be in place."""
+        if exhibit.answer is not None:
+            return exhibit.answer
+        task = self.task.at(dict(exhibit.draw.binding))
+        with torch.no_grad():
+            twin = interpret(task.twin or task.graph, exhibit.inputs)
+            also = [choice.source for choice in self.choices.values()]
+            found = interpret(task.graph, exhibit.inputs, exact=True, also=also)
+        exact, sources = found[: len(twin)], found[len(twin) :]
+        # For 16-bit outputs fp32 holds all that counts of the reference, in half the memory.
+        exact = tuple(
+            e.float() if t.is_floating_point() and t.element_size() == 2 else e for e, t in zip(exact, twin, strict=True)
+        )
+        clean = tuple(_all_finite(e) and _all_finite(t) for e, t in zip(exact, twin, strict=True))
+        return Answer(exact, twin, clean, dict(zip(self.choices, sources, strict=True)))
+
+    def wanted(self, exhibit: Exhibit, output: int) -> TensorSpec:
+        """The spec of an output at an exhibit's sizes."""
+        return self.task.at(dict(exhibit.draw.binding)).graph.output_specs[output]
 
     def memory_allowed(self) -> int:
         """Bytes that a search may use: a share of what is free."""
@@ -93,158 +155,118 @@ class Exhibits:
     def bytes_moved(self) -> int:
         """The least traffic: every input and output once, gathered tables not counted."""
         graph = self.task.graph
-        tables = {_index(op.args[0]) for op in graph.ops if op.target in GATHERS}
-        inputs = [spec for place_, spec in enumerate(graph.inputs) if place_ not in tables]
-        return sum(evaluate(spec.nbytes, self.job.binding) for spec in (*inputs, *graph.output_specs))
+        tables = {ref.index for op in graph.ops if op.target in GATHERS for ref in op.args[:1] if isinstance(ref, Ref)}
+        inputs = [spec for number, spec in enumerate(graph.inputs) if number not in tables]
+        return sum(self._nbytes(spec) for spec in (*inputs, *graph.output_specs))
 
-    def setup_message(self) -> Json:
+    def setup_message(self, whole: bool) -> Json:
+        """What a worker needs to begin: the timed draws, or all of them."""
+        ready = self.all if whole else self.all[:2]
         return {
             "do": "setup",
             "task": self.task.to_json(),
             "device": self.job.device,
-            "draws": [exhibit.rows for exhibit in self.all],
-            "outs": [handle for _, handle in self._outs],
+            "frozen": self.job.frozen,
+            "draws": [exhibit.rows for exhibit in ready],
+            "timed": self.timed,
+            "outs": [handle for _, handle in self.outs],
         }
 
-    def errors(self) -> tuple[Errors, ...]:
-        return tuple(pool.errors() for pool in self._mine)
-
-    def errors_twin(self) -> tuple[Errors, ...]:
-        return tuple(pool.errors() for pool in self._twin)
+    def rest_message(self) -> Json:
+        """The draws that `setup_message(False)` left out."""
+        return {"do": "draws", "draws": [exhibit.rows for exhibit in self.all[2:]]}
 
     def close(self) -> None:
         self.all.clear()
-        self._outs.clear()
+        self.outs.clear()
+        self._shared.clear()
         self.arena.close()
-
-    def verify(self, candidate: Candidate, port: Port, seconds: float) -> tuple[Stage, str]:
-        """Run every draw. The stage that refused and why; (DONE, "") when all is right."""
-        self._mine = [Pool() for _ in self.task.graph.outputs]
-        self._twin = [Pool() for _ in self.task.graph.outputs]
-        first: list[Tensor] = []
-        for number, exhibit in enumerate(self.all):
-            stage, why, outs = self._run(port, number, exhibit, POISONS[number % 2], seconds)
-            if why:
-                return stage, why
-            why = self._compare(exhibit, outs)
-            if why:
-                return Stage.VERIFY, f"{why} ({exhibit.draw.distribution}, sizes {dict(exhibit.draw.binding) or 'fixed'})"
-            if number == 0:
-                first = [out.clone() for out in outs]
-        why = self._pooled()
-        if why:
-            return Stage.VERIFY, why
-        return self._probe(candidate, port, seconds, first)
 
     def _plan(self) -> list[tuple[Draw, bool]]:
         binding = self.job.binding
-        pooled = draws(binding, self.seed)
-        if max((evaluate(spec.numel, binding) for spec in self.task.graph.output_specs), default=0) > MANY:
-            pooled = [pooled[0], pooled[3], pooled[5]]
-        plan = [(draw, False) for draw in pooled]
+        plan = [(draw, False) for draw in draws(binding, self.seed, self._names)]
         for number, other in enumerate(other_sizes(self.task.symbols, binding)):
-            plan.append((draws(other, self.seed + 50 + number)[number % 8], False))
-        plan.extend((draw, True) for draw in special_draws(binding, self.seed))
+            plan.append((draws(other, self.seed + 50 + number)[number % len(DISTRIBUTIONS)], False))
+        plan.extend((draw, True) for draw in special_draws(binding, self.seed, self._special))
         return plan
 
-    def _exhibit(self, draw: Draw, special: bool) -> Exhibit:
-        device = self.job.device
-        rows, blocks, inputs = [], [], []
-        for made in make(self.task, draw, device):
-            block, handle = self.arena.block(extent(made) * made.element_size())
-            row = describe(made)
+    def _budget(self) -> tuple[Sequence[str], Sequence[str], bool]:
+        """Which draws fit into the memory, and whether only one of them can be kept at a time."""
+        graph = self.task.at(self.job.binding).graph
+        specs = (*graph.inputs, *(out for op in graph.ops for out in op.outs))
+        largest = max((int(spec.numel) for spec in specs), default=1)
+        inputs = sum(int(spec.nbytes) for spec in graph.inputs)
+        outs = sum(int(spec.nbytes) for spec in graph.output_specs)
+        exact = sum(int(spec.numel) * (4 if spec.dtype in FLOATS[2:] else 8) for spec in graph.output_specs)
+        work = TEMPORARIES * 8 * largest + outs
+        few = largest > MANY
+        allowed = self.memory_allowed()
+        for names, special in ((DISTRIBUTIONS, SPECIAL), (FEW, SPECIAL[:1])):
+            if few and names is DISTRIBUTIONS:
+                continue
+            # Other sizes are no larger than the job's.
+            count = len(names) + len(special) + len(other_sizes(self.task.symbols, self.job.binding))
+            if count * (inputs + outs + exact) + work <= allowed:
+                return names, special, False
+        if inputs + outs + exact + work > allowed:
+            need = (inputs + outs + exact + work) / 2**30
+            raise EvaluationError(detail=f"the job needs {need:.1f} GiB, a search may use {allowed / 2**30:.1f}")
+        return FEW, SPECIAL[:1], True
+
+    def _make(self, exhibit: Exhibit) -> None:
+        if self.lean:
+            self._share(exhibit)
+            return
+        inputs = []
+        for number, spec in enumerate(self.task.graph.inputs):
+            first = self.all[0]
+            if spec.frozen and exhibit.draw.weights is not None:
+                exhibit.rows.append(first.rows[number])
+                exhibit.blocks.append(first.blocks[number])
+                inputs.append(first.inputs[number])
+                continue
+            made = one(self.task, exhibit.draw, number, self.job.device)
+            size = extent(made) * made.element_size()
+            walled = exhibit.draw.walled and self.job.device == "cpu"
+            block, handle = self.arena.block(size, walled)
+            row = {**describe(made), "offset": block.numel() - size if walled else 0}
+            # What lies beside an input is NaN: reading there is seen in the result.
+            block[: row["offset"]] = 0xFF
+            block[row["offset"] + size :] = 0xFF
             home = place(block, row)
-            if made.numel():
-                flat = made.as_strided((extent(made),), (1,))
-                block[: flat.numel() * flat.element_size()].view(made.dtype).copy_(flat)
-            rows.append({**row, "block": handle})
-            blocks.append(block)
+            _flat(home).copy_(_flat(made))
+            exhibit.rows.append({**row, "block": handle})
+            exhibit.blocks.append(block)
             inputs.append(home)
-        task = self.task.at(dict(draw.binding))
-        with torch.no_grad():
-            twin = interpret(task.twin or task.graph, inputs)
-            exact = interpret(task.graph, inputs, exact=True)
-        sums = [checksum(block) for block in blocks]
-        return Exhibit(draw, tuple(inputs), rows, blocks, exact, twin, special, sums)
+        exhibit.inputs = tuple(inputs)
+        exhibit.sums = [checksum(block) for block in exhibit.blocks]
 
-    def _run(
-        self, port: Port, number: int, exhibit: Exhibit, poison: int, seconds: float, ghost: bool = False
-    ) -> tuple[Stage, str, list[Tensor]]:
-        for block, _ in self._outs:
-            block.fill_(poison)
-        message = {"do": "run", "draw": number, "poison": poison, "ghost": ghost}
-        reply = port.call(message, seconds)
-        why = reply.get("died") or reply.get("problem")
-        if why:
-            return Stage.LAUNCH, str(why), []
-        try:
-            outs = self._outputs(reply, exhibit)
-        except EvaluationError as error:
-            return Stage.VERIFY, str(error), []
-        if reply.get("damaged"):
-            return Stage.PROBE, str(reply["damaged"]), []
-        if [checksum(block) for block in exhibit.blocks] != exhibit.sums:
-            self._restore(exhibit)
-            return Stage.PROBE, "an input was changed", []
-        return Stage.DONE, "", outs
+    def _share(self, exhibit: Exhibit) -> None:
+        graph = self.task.at(dict(exhibit.draw.binding)).graph
+        for spec, (block, handle) in zip(graph.inputs, self._shared, strict=True):
+            row = {"dtype": spec.dtype, "shape": list(spec.shape), "strides": list(spec.strides), "offset": 0}
+            exhibit.rows.append({**row, "block": handle})
+            exhibit.blocks.append(block)
+        exhibit.inputs = tuple(place(block, row) for block, row in zip(exhibit.blocks, exhibit.rows, strict=True))
+        self.restore(exhibit)
+        exhibit.sums = [checksum(block) for block in exhibit.blocks]
 
-    def _outputs(self, reply: dict[str, Any], exhibit: Exhibit) -> list[Tensor]:
-        rows = reply.get("outs")
-        if not isinstance(rows, list) or len(rows) != len(exhibit.twin):
-            raise EvaluationError(detail="the reply names no outputs")
-        outs = []
-        for place_, (row, (block, _), twin) in enumerate(zip(rows, self._outs, exhibit.twin, strict=True)):
-            want = describe(torch.empty(twin.shape, dtype=twin.dtype, device="meta"))
-            if not isinstance(row, dict) or any(row.get(name) != want[name] for name in want):
-                raise EvaluationError(detail=f"output {place_} is not {want['dtype']}{want['shape']}")
-            outs.append(place(block, want))
-        return outs
-
-    def _restore(self, exhibit: Exhibit) -> None:
-        for home, made in zip(exhibit.blocks, make(self.task, exhibit.draw, self.job.device), strict=True):
-            if made.numel():
-                flat = made.as_strided((extent(made),), (1,))
-                home[: flat.numel() * flat.element_size()].view(made.dtype).copy_(flat)
-
-    def _compare(self, exhibit: Exhibit, outs: Sequence[Tensor]) -> str:
-        for place_, (y, twin, exact) in enumerate(zip(outs, exhibit.twin, exhibit.exact, strict=True)):
-            if self.task.numerics == "strict":
-                why = strict_problem(y, twin)
-            elif not y.is_floating_point():
-                why = equal_problem(y, twin)
-            else:
-                why = pattern_problem(y, twin, exact)
-                if not exhibit.special:
-                    self._mine[place_].add(y, exact)
-                    self._twin[place_].add(twin, exact)
-            if why:
-                return f"output {place_}: {why}"
-        return ""
-
-    def _pooled(self) -> str:
-        for place_, (mine, twin) in enumerate(zip(self._mine, self._twin, strict=True)):
-            spec = self.task.graph.output_specs[place_]
-            if mine.count and self.task.numerics != "strict":
-                why = pooled_problem(mine, twin, getattr(torch, spec.dtype), self.task.numerics)
-                if why:
-                    return f"output {place_}: {why}"
-        return ""
-
-    def _probe(self, candidate: Candidate, port: Port, seconds: float, first: list[Tensor]) -> tuple[Stage, str]:
-        """The other poison and a repeated run must give the same bits; without its launches the outputs must change."""
-        for poison in (POISONS[1], POISONS[0]):
-            stage, why, outs = self._run(port, 0, self.all[0], poison, seconds)
-            if why:
-                return stage, why
-            for place_, (now, before) in enumerate(zip(outs, first, strict=True)):
-                if strict_problem(now, before):
-                    return Stage.PROBE, f"output {place_} differs between runs on equal inputs"
-        if candidate.plan.kernels and all(out.numel() for out in first):
-            _, why, outs = self._run(port, 0, self.all[0], POISONS[0], seconds, ghost=True)
-            if not why and not any(strict_problem(now, before) for now, before in zip(outs, first, strict=True)):
-                return Stage.PROBE, "the outputs do not depend on the kernel"
-        return Stage.DONE, ""
+    def _nbytes(self, spec: TensorSpec) -> int:
+        """Bytes from the first to the last element at the job's sizes."""
+        shape = [evaluate(size, self.job.binding) for size in spec.shape]
+        strides = [evaluate(stride, self.job.binding) for stride in spec.strides]
+        like = torch.empty(0, dtype=getattr(torch, spec.dtype)).as_strided((0,), (1,))
+        count = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        return count * like.element_size()
 
 
-def _index(arg: object) -> int:
-    return arg.index if isinstance(arg, Ref) else -1
+def _flat(tensor: Tensor) -> Tensor:
+    """All elements from the first to the last that a strided tensor touches, gaps included."""
+    return tensor.as_strided((extent(tensor),), (1,))
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    # The sum of finite fp64 or fp32 numbers may overflow; then the pattern is compared, which is only slower.
+    return bool(torch.sum(tensor, dtype=torch.float64 if tensor.element_size() == 8 else torch.float32).isfinite())

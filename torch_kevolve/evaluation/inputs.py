@@ -3,60 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torch_kevolve.sizes import Symbol, evaluate
-from torch_kevolve.task import KernelTask, TensorSpec
+from torch_kevolve.task import KernelTask, Ref, TensorSpec
 
-DISTRIBUTIONS = ("normal", "uniform", "positive", "outlier", "large", "rows", "normal", "small")
-"""The eight pooled draws. `large` stays where sums of squares of fp32 are finite; `rows` scales each row by its own power."""
+DISTRIBUTIONS = ("normal", "again", "uniform", "positive", "outlier", "large", "rows", "small")
+"""The eight pooled draws. `again` is another normal one over the first one's weights: timed runs alternate between the two.
+`large` stays where sums of squares of fp32 are finite; `rows` scales each row by its own power of two."""
+FEW = ("normal", "again", "outlier", "rows")
+"""What is drawn of a task above MANY elements, where making the fp64 reference of one draw takes seconds."""
+MANY = 2**24
 SPECIAL = ("special", "masked")
-"""NaN, infinities, -0.0 and denormals strewn in; whole rows of -inf. Judged by pattern, apart from the pooled draws."""
+"""NaN, infinities, -0.0 and denormals strewn in; whole rows of -inf. Apart from the pooled draws."""
+TILE = 4_194_301
+"""Elements of noise behind a larger tensor: drawing 65 M normal numbers takes 0.4 s, repeating a tile 0.1 s. A prime,
+so that no row length of a real model divides it."""
+OFFSETS = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One set of inputs: a distribution, a seed and a binding of the task's symbols."""
+    """One set of inputs: a distribution, a seed, a binding of the task's symbols.
+
+    `weights`: the seed of frozen inputs, where they are another draw's. `walled`: every input ends at the last byte
+    of its memory, which also means that its start is aligned to no more than an element.
+    """
 
     distribution: str
     seed: int
     binding: tuple[tuple[str, int], ...] = ()
+    weights: int | None = None
+    walled: bool = False
 
 
-def draws(binding: Mapping[str, int], seed: int = 0) -> list[Draw]:
-    """The pooled draws at the real sizes."""
+def draws(binding: Mapping[str, int], seed: int = 0, names: Sequence[str] = DISTRIBUTIONS) -> list[Draw]:
+    """The pooled draws at the real sizes. From the third on, every other one is walled."""
     at = tuple(sorted(binding.items()))
-    return [Draw(name, seed * 1000 + place, at) for place, name in enumerate(DISTRIBUTIONS)]
+    first = seed * 1000
+    return [
+        Draw(name, first + place, at, first if name == "again" else None, place > 1 and place % 2 == 0)
+        for place, name in enumerate(names)
+    ]
 
 
-def special_draws(binding: Mapping[str, int], seed: int = 0) -> list[Draw]:
+def special_draws(binding: Mapping[str, int], seed: int = 0, names: Sequence[str] = SPECIAL) -> list[Draw]:
+    """Draws with values that are no ordinary numbers."""
     at = tuple(sorted(binding.items()))
-    return [Draw(name, seed * 1000 + 100 + place, at) for place, name in enumerate(SPECIAL)]
+    return [Draw(name, seed * 1000 + 100 + place, at) for place, name in enumerate(names)]
 
 
 def other_sizes(symbols: tuple[Symbol, ...], hint: Mapping[str, int]) -> list[dict[str, int]]:
     """Bindings that a kernel of symbolic sizes must be right at too: the ends, primes, neighbours of powers of two."""
     wanted = (2, 3, 7, 17, 31, 33, 127, 129)
     out: list[dict[str, int]] = []
-    for number in wanted:
-        binding = {}
-        for place, symbol in enumerate(symbols):
-            size = wanted[(wanted.index(number) + 3 * place) % len(wanted)]
-            binding[symbol.name] = min(max(size, symbol.lo), min(symbol.upper, max(hint.get(symbol.name, size), size)))
-        if binding not in out:
-            out.append(binding)
-    return out if symbols else []
+    for place, _ in enumerate(wanted):
+        sizes = {s.name: wanted[(place + 3 * number) % len(wanted)] for number, s in enumerate(symbols)}
+        # No larger than the job itself: what it was opened for bounds the memory.
+        out.append({s.name: max(s.lo, min(sizes[s.name], s.upper, max(hint.get(s.name, 0), 2))) for s in symbols})
+    for step in (-1, 1):
+        out.append({s.name: max(s.lo, min(hint.get(s.name, 64) + step, s.upper)) for s in symbols})
+    return [each for place, each in enumerate(out) if each not in out[:place]] if symbols else []
 
 
 def make(task: KernelTask, draw: Draw, device: str) -> tuple[Tensor, ...]:
     """The tensors of a draw, with the specs' strides. The same on every call; made on the device itself."""
-    binding = dict(draw.binding)
-    dice = torch.Generator(device=device).manual_seed(draw.seed)
-    return tuple(_tensor(spec, binding, draw.distribution, dice, device) for spec in task.graph.inputs)
+    return tuple(one(task, draw, place, device) for place in range(len(task.graph.inputs)))
+
+
+def one(task: KernelTask, draw: Draw, place: int, device: str) -> Tensor:
+    """Input `place` of a draw."""
+    spec, binding = task.graph.inputs[place], dict(draw.binding)
+    seed = draw.weights if spec.frozen and draw.weights is not None else draw.seed
+    dice = torch.Generator(device=device).manual_seed(seed + 1_000_003 * place)
+    tensor = _tensor(spec, binding, draw.distribution, dice, device)
+    if place in _offsets(task) and tensor.numel():
+        tensor.copy_(tensor.sort().values)
+        tensor[0] = 0
+    return tensor
 
 
 def sample(task: KernelTask, device: str, seed: int = 0, binding: Mapping[str, int] | None = None) -> tuple[Tensor, ...]:
@@ -64,8 +92,14 @@ def sample(task: KernelTask, device: str, seed: int = 0, binding: Mapping[str, i
     return make(task, Draw("normal", seed, tuple(sorted((binding or {}).items()))), device)
 
 
+def _offsets(task: KernelTask) -> set[int]:
+    """Inputs that say where bags begin: they rise from 0."""
+    reads = [op.args[2] for op in task.graph.ops if op.target in OFFSETS and len(op.args) > 2]
+    return {ref.index for ref in reads if isinstance(ref, Ref) and ref.index < len(task.graph.inputs)}
+
+
 def nbytes(task: KernelTask, binding: Mapping[str, int]) -> int:
-    """Bytes of all inputs and outputs."""
+    """Bytes of all inputs and outputs, each once."""
     specs = (*task.graph.inputs, *task.graph.output_specs)
     return sum(evaluate(spec.nbytes, binding) for spec in specs)
 
@@ -97,28 +131,42 @@ def _values(
         return torch.randint(2, shape, generator=dice, device=device).bool()
     if not dtype.is_floating_point:
         low = spec.low or 0
-        high = evaluate(spec.high, binding) if spec.high is not None else min(127, low + 8)
-        return torch.randint(low, max(low + 1, high), shape, generator=dice, device=device).to(dtype)
-    base = torch.randn(shape, generator=dice, device=device)
+        high = evaluate(spec.high, binding) if spec.high is not None else min(127, low + 7)
+        made = torch.randint(low, max(low, high) + 1, shape, generator=dice, device=device).to(dtype)
+        if spec.high is not None and made.numel():
+            made.view(-1)[-1] = max(low, high)  # the last row of a table is where an off-by-one shows
+        return made
+    base = _noise(shape, dice, device, torch.float64 if dtype is torch.float64 else torch.float32)
     return _shape_of(kind, base, dice, device).to(dtype)
+
+
+def _noise(shape: list[int], dice: torch.Generator, device: str, dtype: torch.dtype) -> Tensor:
+    count = math.prod(shape)
+    if count <= 2 * TILE:
+        return torch.randn(shape, generator=dice, device=device, dtype=dtype)
+    tile = torch.randn(TILE, generator=dice, device=device, dtype=dtype)
+    return tile.repeat(-(-count // TILE))[:count].view(shape)
 
 
 def _shape_of(kind: str, base: Tensor, dice: torch.Generator, device: str) -> Tensor:
     if kind == "uniform":
-        return torch.rand(base.shape, generator=dice, device=device) * 2 - 1
+        return base.mul_(0.5**0.5).erf_()
     if kind == "positive":
-        return base.abs() + 0.01
+        return base.abs_().add_(0.01)
     if kind == "small":
-        return base * 1e-3
+        return base.mul_(1e-3)
     if kind == "large":
-        return base * 50.0
+        return base.mul_(50.0)
     if kind == "outlier" and base.numel():
         base.view(-1)[:: max(1, base.numel() // 7)] *= 100.0
     elif kind == "rows" and base.dim() > 1:
         power = torch.randint(-6, 7, base.shape[:-1], generator=dice, device=device)
-        return base * torch.pow(2.0, power.float()).unsqueeze(-1)
+        return base.mul_(torch.pow(2.0, power.to(base.dtype)).unsqueeze(-1))
     elif kind == "special" and base.numel():
-        flat = base.view(-1)
+        # The second half of the rows keeps ordinary numbers, every third of them none but -inf.
+        if base.dim() > 1:
+            base[base.shape[0] // 2 :: 3] = float("-inf")
+        flat = base.view(-1)[: base.numel() // 2]
         step = max(1, math.isqrt(flat.numel()))
         for offset, value in enumerate((float("nan"), float("inf"), float("-inf"), -0.0, 1e-41, 3e38, -3e38)):
             flat[offset * 3 :: step * 5 + offset] = value

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation.base import Job
 from torch_kevolve.evaluation.exhibits import Exhibits
 from torch_kevolve.evaluation.measure import malloc_setting
-from torch_kevolve.evaluation.policy import object_problem, problem_of
+from torch_kevolve.evaluation.policy import object_problem, plan_problem, problem_of
 from torch_kevolve.evaluation.port import Port
-from torch_kevolve.evaluation.statistics import checked, floor_ms, signature, summary
+from torch_kevolve.evaluation.probes import POISONS, Proof
+from torch_kevolve.evaluation.statistics import checked, floor_ms, flops, signature, summary
 from torch_kevolve.evidence import Evidence, Stage, Timing
 from torch_kevolve.languages import LANGUAGES
 from torch_kevolve.languages.base import Built
@@ -37,12 +38,20 @@ GLANCE_S = 0.15
 LOOK_S = 0.6
 CONFIRM_S = 2.5
 ARMS = ("inductor", "max_autotune")
+BUSY = 0.15
+"""Load of others above which a measurement waits: at 0.5 on two cores, medians of equal arms differed by 8 %."""
+Build = Callable[[Candidate, dict[str, int], str, Path], Built]
+
+
+def build_here(candidate: Candidate, binding: dict[str, int], arch: str, workdir: Path) -> Built:
+    """Build in this process. C++ is compiled by a child of it; Triton for a real GPU needs walls of its own."""
+    return LANGUAGES[candidate.language]().build(candidate, binding, arch, workdir)
 
 
 class Judge:
     """One job, one worker behind `port`. Raises EvaluationError only when the baselines themselves cannot run."""
 
-    def __init__(self, job: Job, settings: Settings, port: Port, seed: int = 0) -> None:
+    def __init__(self, job: Job, settings: Settings, port: Port, seed: int = 0, build: Build = build_here) -> None:
         self.job, self.settings, self.port = job, settings, port
         self.device = current(job.device)
         self.exhibits = Exhibits(job, settings, seed)
@@ -50,23 +59,16 @@ class Judge:
         self.notes: dict[str, str] = {}
         self.workdir = tempfile.TemporaryDirectory(prefix="kevolve-build-")
         self.arms = ["eager"]
+        self._compiled: set[str] = set()
+        self._load = 0.0
+        self._build_one = build
+        self._builds: list[Future[Built]] = []
         self._pool = ThreadPoolExecutor(max(1, min(16, torch.get_num_threads())))
 
     def open(self) -> None:
-        """Give the worker the inputs, compile the Inductor arms, time all baselines."""
-        self._setup()
-        for arm in ARMS:
-            left = self.job.deadline - time.monotonic()
-            if left < 5 and len(self.arms) > 1:
-                self.notes[arm] = "no time was left to compile it"
-                continue
-            reply = self.port.call({"do": "compile", "arm": arm}, min(ARM_S, max(30.0, left)))
-            if "died" in reply or "problem" in reply:
-                self.notes[arm] = str(reply.get("died") or reply.get("problem"))[:300]
-                if "died" in reply:
-                    self._setup()
-                continue
-            self.arms.append(arm)
+        """Compile the Inductor arms in the worker while the answers are worked out here, then time all baselines."""
+        self.exhibits.begin()
+        self._together(self._compile_arms)
         samples = self._time(self.arms, LOOK_S)
         if isinstance(samples, str):
             raise EvaluationError(detail=f"the baselines cannot be timed: {samples}")
@@ -74,21 +76,29 @@ class Judge:
         del self.baselines["candidate"]
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Evidence]]:
-        """Builds run in parallel ahead of the judgement."""
-        builds: list[tuple[Candidate, str, Future[Built] | None]] = []
-        for candidate in candidates:
-            problem = problem_of(candidate)
-            builds.append((candidate, problem, None if problem else self._pool.submit(self._build, candidate)))
-        for candidate, problem, future in builds:
+        """Builds run in parallel ahead of the judgement. After the job's deadline no further candidate is begun."""
+        rows = [(candidate, *self._begin(candidate)) for candidate in candidates]
+        for candidate, problem, future in rows:
+            if time.monotonic() > self.job.deadline:
+                for _, _, other in rows:
+                    if other is not None:
+                        other.cancel()
+                return
             yield candidate, self._judge(candidate, problem, future)
 
     def confirm(self, candidate: Candidate) -> Evidence:
         """Fresh worker, fresh seeds, all arms interleaved."""
+        seed = self.exhibits.seed + 1
+        problem, future = self._begin(candidate)
+        self.exhibits.close()
+        self.exhibits = Exhibits(self.job, self.settings, seed)
         self.port.restart()
-        self.exhibits.renew(self.exhibits.seed + 1)
-        problem = problem_of(candidate)
-        evidence = self._judge(candidate, problem, None if problem else self._pool.submit(self._build, candidate), True)
-        return evidence
+        self._compiled.clear()
+        self.exhibits.begin()
+        missing = self._together(lambda: self._compile(self.arms))
+        if missing:
+            return self._refuse(Stage.MEASURE, missing)
+        return self._judge(candidate, problem, future, True)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -96,11 +106,63 @@ class Judge:
         self.exhibits.close()
         self.workdir.cleanup()
 
+    def _together(self, compile_arms: Callable[[], str]) -> str:
+        """Set the worker up with the first draws, let it compile, and make all the rest meanwhile."""
+        self._setup(whole=False)
+        self.port.spare()
+        rest = self._pool.submit(self.exhibits.finish)
+        try:
+            outcome = compile_arms()
+        finally:
+            wait([rest])
+        rest.result()
+        if not self.port.fresh:
+            self._must(self.exhibits.rest_message(), SETUP_S)
+        return outcome
+
+    def _compile_arms(self) -> str:
+        for arm in ARMS:
+            left = self.job.deadline - time.monotonic()
+            if left < 5 and len(self.arms) > 1:
+                self.notes[arm] = "no time was left to compile it"
+                continue
+            reply = self.port.call({"do": "compile", "arm": arm}, min(ARM_S, max(30.0, left)))
+            why = reply.get("died") or reply.get("problem")
+            if why:
+                self.notes[arm] = str(why)[:300]
+                if self.port.fresh:
+                    self._setup(whole=False)
+                continue
+            self.arms.append(arm)
+            self._compiled.add(arm)
+        return ""
+
+    def _compile(self, arms: Sequence[str]) -> str:
+        """Arms that this worker does not have yet: a fresh one has none (Inductor's cache makes it short)."""
+        for arm in arms:
+            if arm == "eager" or arm in self._compiled:
+                continue
+            reply = self.port.call({"do": "compile", "arm": arm}, ARM_S)
+            why = reply.get("died") or reply.get("problem")
+            if why:
+                return f"baseline {arm}: {why}"[:300]
+            self._compiled.add(arm)
+        return ""
+
+    def _begin(self, candidate: Candidate) -> tuple[str, Future[Built] | None]:
+        allowed = self.exhibits.memory_allowed()
+        problem = problem_of(candidate) or plan_problem(candidate.plan, self.job.binding, allowed)
+        if problem:
+            return problem, None
+        future = self._pool.submit(self._build, candidate)
+        self._builds.append(future)
+        return "", future
+
     def _build(self, candidate: Candidate) -> Built:
         arch = self.device.facts().arch if candidate.language != "triton" or self.device.name == "cuda" else "interpret"
-        built = LANGUAGES[candidate.language]().build(candidate, self.job.binding, arch, Path(self.workdir.name))
+        built = self._build_one(candidate, dict(self.job.binding), arch, Path(self.workdir.name))
         if built.artifact is not None and candidate.language == "cpp":
-            problem = object_problem(built.artifact)
+            problem = object_problem(built.artifact.with_suffix(".o"))
             if problem:
                 return Built(None, f"policy: {problem}")
         return built
@@ -120,92 +182,107 @@ class Judge:
 
     def _prove(self, candidate: Candidate, built: Built, confirming: bool) -> Evidence:
         if self.port.fresh:
-            self._setup()
-            if not confirming:
-                missing = self._arms_again()
-                if missing:
-                    raise EvaluationError(detail=missing)
+            self._setup(whole=True)
         seconds = self.settings.candidate_s
         load = {"do": "load", "candidate": candidate.to_json(), "artifact": str(built.artifact)}
         reply = self.port.call(load, seconds)
         why = reply.get("died") or reply.get("problem")
         if why:
-            return self._refuse(Stage.LAUNCH, str(why))
-        stage, why = self.exhibits.verify(candidate, self.port, seconds)
-        if why:
-            return replace(self._refuse(stage, why), errors=self.exhibits.errors(), errors_twin=self.exhibits.errors_twin())
-        return self._measure(confirming)
+            return self._refuse(Stage.LAUNCH, str(why)[:1000])
+        proof = Proof(self.exhibits, candidate, self.port, seconds)
+        stage, why = proof.run()
+        found = self._refuse(stage, why) if why else self._measure(candidate, proof, confirming)
+        return replace(found, errors=proof.errors, errors_twin=proof.errors_twin)
 
-    def _measure(self, confirming: bool) -> Evidence:
-        errors = {"errors": self.exhibits.errors(), "errors_twin": self.exhibits.errors_twin()}
+    def _measure(self, candidate: Candidate, proof: Proof, confirming: bool) -> Evidence:
         arms = list(self.arms)
         if not confirming:
-            # The two fastest baselines are enough while searching; all of them stand beside a winner.
-            arms = sorted(self.baselines, key=lambda name: self.baselines[name].median_ms)[:2]
-            glance = self._time([*arms, "candidate"], GLANCE_S, 3)
-            if isinstance(glance, str):
-                return replace(self._refuse(Stage.MEASURE, glance), **errors)
-            timings, ratio, low, high = summary(glance)
-            if ratio < 0.8:
-                return self._done(timings, ratio, low, high, errors)
-        else:
-            missing = self._arms_again()
-            if missing:
-                return replace(self._refuse(Stage.MEASURE, missing), **errors)
-        samples = self._time([*arms, "candidate"], CONFIRM_S if confirming else LOOK_S)
-        if isinstance(samples, str):
-            return replace(self._refuse(Stage.MEASURE, samples), **errors)
-        return self._done(*summary(samples), errors)
+            # The fastest baseline is enough while searching, and any that is as fast; all stand beside a winner.
+            best = min(timing.median_ms for timing in self.baselines.values())
+            arms = [name for name in self.arms if self.baselines[name].median_ms < 1.03 * best]
+        missing = self._compile(arms)
+        if missing:
+            return self._refuse(Stage.MEASURE, missing)
+        samples: dict[str, list[float]] | str
+        if not confirming:
+            samples = self._time([*arms, "candidate"], GLANCE_S, 3, proof)
+            if isinstance(samples, str):
+                return self._refuse(Stage.MEASURE, samples)
+            if summary(samples)[1] < 0.8:
+                return self._done(samples)
+        samples = self._time([*arms, "candidate"], CONFIRM_S if confirming else LOOK_S, 7, proof)
+        return self._refuse(Stage.MEASURE, samples) if isinstance(samples, str) else self._done(samples)
 
-    def _done(self, timings: dict[str, Timing], ratio: float, low: float, high: float, errors: dict[str, Any]) -> Evidence:
-        floor = floor_ms(self.exhibits.bytes_moved(), self.device.ceilings())
+    def _done(self, samples: dict[str, list[float]]) -> Evidence:
+        timings, ratio, low, high = summary(samples)
+        floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
         mine = timings["candidate"].median_ms
-        if mine < floor and mine < 0.9 * min(t.median_ms for name, t in timings.items() if name != "candidate"):
-            return replace(
-                self._refuse(Stage.MEASURE, f"{mine:.4f} ms is below the roofline floor of {floor:.4f} ms"), **errors
-            )
+        others = min(timing.median_ms for name, timing in timings.items() if name != "candidate")
+        # A baseline below the floor says that the ceilings were measured on a busy machine, not that it cheats.
+        if mine < floor < others:
+            return self._refuse(Stage.MEASURE, f"{mine:.4f} ms is impossible: the roofline floor is {floor:.4f} ms")
         return replace(
             self._evidence(Stage.DONE, True, ""),
             arms=timings,
             ratio=ratio,
             ratio_lo=low,
             ratio_hi=high,
-            roofline=floor / 0.9 / mine,
-            **errors,
+            roofline=floor / 0.9 / mine if floor < others else None,
         )
 
-    def _arms_again(self) -> str:
-        """A fresh worker has no Inductor arms: compile them again (Inductor's cache makes it short)."""
-        for arm in self.arms[1:]:
-            reply = self.port.call({"do": "compile", "arm": arm}, ARM_S)
-            if "died" in reply or "problem" in reply:
-                return f"baseline {arm}: {reply.get('died') or reply.get('problem')}"
-        return ""
-
-    def _time(self, arms: Sequence[str], seconds: float, least: int = 7) -> dict[str, list[float]] | str:
+    def _time(
+        self, arms: Sequence[str], seconds: float, least: int = 7, proof: Proof | None = None
+    ) -> dict[str, list[float]] | str:
+        """Samples, or why there are none. One measurement at a time on the device; none beside our own builds."""
+        wait(self._builds)
+        self._builds.clear()
+        self.port.settle(60.0)
         message = {"do": "time", "arms": list(arms), "seconds": seconds, "least": least}
-        reply = self.port.call(message, self.settings.candidate_s + 60 * seconds)
+        self.exhibits.fill(self.exhibits.all[0])
+        if proof is not None:
+            proof.poison(POISONS[0])
+        with self.device.lock():
+            self._quiet(4.0 if seconds >= CONFIRM_S else 1.0)
+            reply = self.port.call(message, self.settings.candidate_s + 60 * seconds)
         why = reply.get("died") or reply.get("problem")
         if why:
-            return str(why)
+            return str(why)[:1000]
+        if proof is not None:
+            problem = proof.timed_problem(reply)
+            if problem:
+                return f"the outputs of the timed run are wrong: {problem}"
         try:
             return checked(reply.get("samples"), arms)
         except EvaluationError as error:
             self.port.restart()
             return str(error)
 
-    def _setup(self) -> None:
-        reply = self.port.call(self.exhibits.setup_message(), SETUP_S)
-        if "died" in reply or "problem" in reply:
-            raise EvaluationError(detail=f"set-up: {reply.get('died') or reply.get('problem')}")
+    def _quiet(self, patience: float) -> None:
+        """Wait, a while, for others to leave the processor; what they still take is in the evidence's flags."""
+        until = time.monotonic() + patience
+        self._load = self.device.load()
+        while self.device.name == "cpu" and self._load > BUSY and time.monotonic() < until:
+            time.sleep(0.1)
+            self._load = self.device.load()
+
+    def _setup(self, whole: bool) -> None:
+        self._compiled.clear()
+        self._must(self.exhibits.setup_message(whole), SETUP_S)
         self.port.fresh = False
         if self.device.name == "cpu":
             self.port.call({"do": "limit", "bytes": self.exhibits.memory_allowed()}, 10)
+
+    def _must(self, message: dict[str, Any], seconds: float) -> None:
+        reply = self.port.call(message, seconds)
+        why = reply.get("died") or reply.get("problem")
+        if why:
+            raise EvaluationError(detail=f"set-up: {why}"[:1000])
 
     def _refuse(self, stage: Stage, note: str) -> Evidence:
         return self._evidence(stage, False, note or "no reason was given")
 
     def _evidence(self, stage: Stage, ok: bool, note: str) -> Evidence:
+        cpu = self.device.name == "cpu"
         return Evidence(
             reached=stage,
             ok=ok,
@@ -214,8 +291,14 @@ class Judge:
             sizes=dict(self.job.binding),
             flags={
                 **self.job.flags,
-                "malloc": malloc_setting() if self.device.name == "cpu" else "",
+                "malloc": malloc_setting() if cpu else "",
                 "frozen": str(self.job.frozen),
+                "load": f"{self._load:.2f}",
             },
-            device={"hard": dict(self.device.fingerprint().hard), "soft": self.device.soft()},
+            device={"hard": dict(self.device.fingerprint().hard), "soft": self._soft()},
         )
+
+    def _soft(self) -> dict[str, Any]:
+        if not hasattr(self, "_soft_facts"):
+            self._soft_facts: dict[str, Any] = self.device.soft()
+        return self._soft_facts

@@ -26,6 +26,7 @@ from torch_kevolve.sizes import Json
 log = logging.getLogger(__name__)
 SLACK_S = 600.0
 """The judge bounds every step by itself; this bounds the judge."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class LocalEvaluator:
@@ -75,6 +76,8 @@ class LocalEvaluator:
             pass_fds=(ask_read, answer_write),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            # Memory of expandable segments cannot be shared with a worker.
+            env={name: value for name, value in os.environ.items() if name not in ALLOCATOR},
             # Its own group: Ctrl-C is for the user's process, which then tells the judge.
             start_new_session=True,
         )
@@ -84,8 +87,8 @@ class LocalEvaluator:
         self._owner = os.getpid()
         atexit.register(self.close)
 
-    def ask(self, message: Json, seconds: float) -> Iterator[dict[str, Any]]:
-        """Send one message; yield replies until the last. Raises EvaluationError when the judge says so or is gone."""
+    def ask(self, message: Json, seconds: float, ends: int = 1) -> Iterator[dict[str, Any]]:
+        """Send one message; yield replies until the last, of `ends` messages. Raises EvaluationError when the judge says so or is gone."""
         try:
             data = memoryview((json.dumps(message) + "\n").encode())
             while data:
@@ -96,7 +99,10 @@ class LocalEvaluator:
                 if "error" in row:
                     raise EvaluationError(detail=row["error"])
                 if row.get("end"):
-                    return
+                    ends -= 1
+                    if not ends:
+                        return
+                    continue
                 yield row
         except (BrokenPipeError, EOFError):
             raise EvaluationError(detail="the judge's process ended") from None
@@ -175,8 +181,7 @@ class LocalTrial:
             self._evaluator.release()
 
     def _settle(self) -> None:
-        """Replies of an evaluation that was left half-way belong to nobody: read them away."""
-        while self._busy:
-            row = json.loads(self._evaluator._line(time.monotonic() + SLACK_S))
-            if row.get("end"):
-                self._busy = False
+        """End a batch that was left half-way; its replies belong to nobody."""
+        if self._busy:
+            list(self._evaluator.ask({"do": "stop"}, SLACK_S, ends=2))
+            self._busy = False

@@ -6,6 +6,7 @@ ratio of medians over paired rounds. A GPU's last-level cache is emptied before 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -25,20 +26,25 @@ BOOTSTRAP = 1000
 
 
 def interleave(
-    arms: Mapping[str, Callable[[], object]], device: Device, seconds: float, least: int = LEAST_ROUNDS
+    arms: Mapping[str, Callable[[], object]],
+    device: Device,
+    seconds: float,
+    least: int = LEAST_ROUNDS,
+    lock: bool = True,
 ) -> dict[str, list[float]]:
-    """Milliseconds per call of each arm, one sample per round. Holds the device's lock; at least `least` rounds."""
-    with device.lock():
-        for call in arms.values():
-            call()
-        device.synchronize()
+    """Milliseconds per call of each arm, one sample per round; at least `least` rounds.
+
+    Holds the device's lock, unless the caller does (`lock` False).
+    """
+    with device.lock() if lock else contextlib.nullcontext():
         if device.name == "cuda":
-            return _rounds(arms, device, seconds, least, {name: 1 for name in arms}, _cuda_sample)
+            waits = {name: _host_seconds(call, device) for name, call in arms.items()}
+            return _rounds(arms, device, seconds, least, waits, _cuda_sample)
         calls = {name: _calls_per_sample(call) for name, call in arms.items()}
         return _rounds(arms, device, seconds, least, calls, _cpu_sample)
 
 
-Sample = Callable[[Callable[[], object], int, Device], float]
+Sample = Callable[[Callable[[], object], float, Device], float]
 
 
 def _rounds(
@@ -46,7 +52,7 @@ def _rounds(
     device: Device,
     seconds: float,
     least: int,
-    calls: Mapping[str, int],
+    hints: Mapping[str, float],
     sample: Sample,
 ) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {name: [] for name in arms}
@@ -57,14 +63,15 @@ def _rounds(
         if done % 2:
             order.reverse()
         for name in order:
-            out[name].append(sample(arms[name], calls[name], device))
+            out[name].append(sample(arms[name], hints[name], device))
         done += 1
         if time.perf_counter() - started > 4 * max(seconds, 1.0) and done >= 3:
             break
     return out
 
 
-def _calls_per_sample(call: Callable[[], object]) -> int:
+def _calls_per_sample(call: Callable[[], object]) -> float:
+    call()
     started = time.perf_counter()
     call()
     once = time.perf_counter() - started
@@ -76,15 +83,30 @@ def _calls_per_sample(call: Callable[[], object]) -> int:
     return max(1, int(LEAST_SAMPLE_S / max(once, 1e-7)))
 
 
-def _cpu_sample(call: Callable[[], object], calls: int, device: Device) -> float:
+def _host_seconds(call: Callable[[], object], device: Device) -> float:
+    """How long the host is busy with one call: launches, allocations, Python."""
+    for _ in range(2):
+        call()
+        device.synchronize()
     started = time.perf_counter()
-    for _ in range(calls):
+    call()
+    taken = time.perf_counter() - started
+    device.synchronize()
+    return taken
+
+
+def _cpu_sample(call: Callable[[], object], calls: float, device: Device) -> float:
+    started = time.perf_counter()
+    for _ in range(int(calls)):
         call()
     return (time.perf_counter() - started) * 1e3 / calls
 
 
-def _cuda_sample(call: Callable[[], object], calls: int, device: Device) -> float:
+def _cuda_sample(call: Callable[[], object], host_s: float, device: Device) -> float:
+    """Time on the device. It first sleeps until the host has queued the whole call: without that a kernel of 20 us would
+    be timed as the 100 us that Python needs to launch it. 2 cycles per ns is above the clock of any GPU now sold."""
     device.flush()
+    torch.cuda._sleep(int(2e9 * min(1e-2, 2 * host_s + 5e-5)))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     call()

@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch_kevolve.candidate import Candidate
+from torch_kevolve.languages.elf import start_code, undefined, writable
 from torch_kevolve.languages.triton_source import check
+from torch_kevolve.plan import Buffer, LaunchPlan
+from torch_kevolve.sizes import evaluate
+from torch_kevolve.task import DTYPE_BYTES
 
 HEADERS = {"cmath", "math.h", "cstdint", "stdint.h", "cstring", "string.h", "limits", "algorithm", "omp.h", "immintrin.h",
            "cstdlib", "stdlib.h", "type_traits", "utility", "cstddef"}  # fmt: skip
@@ -42,7 +47,11 @@ def problem_of(candidate: Candidate) -> str:
 
 
 def _cpp_text(source: str) -> str:
-    bare = _without_comments(source)
+    # A compiler joins lines that end in a backslash before it looks for words; so do we, keeping the count of lines.
+    joined = re.sub(r"((?:[^\n]*\\[ \t]*\n)+)([^\n]*)", _join, source)
+    bare = _without_comments(joined)
+    if re.search(r"##|%:|\\u|\bR\"|\?\?=", bare):
+        return "pasted tokens, raw strings and character codes are not allowed"
     for number, line in enumerate(bare.splitlines(), 1):
         header = re.match(r"\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", line)
         if header and header[1] not in HEADERS:
@@ -53,6 +62,10 @@ def _cpp_text(source: str) -> str:
         if word:
             return f"line {number}: {word[1]} is not allowed"
     return ""
+
+
+def _join(match: re.Match[str]) -> str:
+    return re.sub(r"\\[ \t]*\n", "", match[0]) + "\n" * match[0].count("\n")
 
 
 def _without_comments(source: str) -> str:
@@ -68,10 +81,40 @@ def _without_comments(source: str) -> str:
 
 
 def object_problem(artifact: Path) -> str:
-    """Undefined symbols of a compiled kernel that lie outside the white list; empty where `nm` is not installed."""
-    if shutil.which("nm") is None:
-        return ""
-    done = subprocess.run(["nm", "-D", "--undefined-only", str(artifact)], capture_output=True, text=True)
-    names = [line.split()[-1] for line in done.stdout.splitlines() if line.strip()]
-    bad = [name for name in names if not ALLOWED.match(name)]
-    return f"the object needs {bad[0]}, which is not allowed" if bad else ""
+    """What a compiled object file has that a kernel must not: foreign calls, code that runs by itself, kept state."""
+    try:
+        blob = artifact.read_bytes()
+        foreign = [name for name in undefined(blob) if not ALLOWED.match(name)]
+        starts, keeps = start_code(blob), writable(blob)
+    except (OSError, ValueError):
+        return _with_nm(artifact)
+    if foreign:
+        return f"the object needs {foreign[0]}, which is not allowed"
+    if starts:
+        return f"the object has code that runs when it is loaded ({starts})"
+    return f"the object keeps state between calls ({keeps}); use const or local variables" if keeps else ""
+
+
+def _with_nm(artifact: Path) -> str:
+    """The same for objects that are no ELF files, as far as `nm` tells."""
+    if shutil.which("nm") is None or not artifact.exists():
+        return "the compiled object cannot be inspected here; install nm (binutils)"
+    done = subprocess.run(["nm", str(artifact)], capture_output=True, text=True)
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    foreign = [row[-1] for row in rows if row[-2] == "U" and not ALLOWED.match(row[-1].removeprefix("_"))]
+    keeps = [row[-1] for row in rows if row[-2] in "dDbB"]
+    if foreign:
+        return f"the object needs {foreign[0]}, which is not allowed"
+    return f"the object keeps state between calls ({keeps[0]})" if keeps else ""
+
+
+def plan_problem(plan: LaunchPlan, binding: Mapping[str, int], allowed: int) -> str:
+    """Empty, or why the buffers of a plan cannot be had: `allowed` bytes in all."""
+    total = 0
+    for step in plan.flat:
+        if isinstance(step, Buffer):
+            count = 1
+            for size, stride in zip(step.shape, step.strides, strict=True):
+                count += max(0, evaluate(size, binding) - 1) * evaluate(stride, binding)
+            total += max(0, count) * DTYPE_BYTES[step.dtype]
+    return f"the plan's buffers take {total / 2**20:.0f} MiB, {allowed / 2**20:.0f} are allowed" if total > allowed else ""

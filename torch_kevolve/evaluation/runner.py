@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
 from torch_kevolve.candidate import Candidate
@@ -40,12 +41,16 @@ class Runner:
         self.outs: list[Tensor] = []
         self.arms: dict[str, Callable[[], Any]] = {}
         self.device = "cpu"
+        self.frozen = False
+        self.timed: list[int] = [0]
+        self._turn = 0
+        self._blocks: dict[str, Tensor] = {}
         self._launcher: Launcher | None = None
         self._candidate: Candidate | None = None
 
     def handle(self, message: Mapping[str, Any]) -> Json:
         verb = message["do"]
-        if verb not in ("setup", "compile", "load", "run", "time"):
+        if verb not in ("setup", "draws", "compile", "load", "run", "time"):
             return {"problem": f"unknown verb {verb!r}"}
         try:
             with torch.no_grad():
@@ -58,25 +63,52 @@ class Runner:
 
     def _setup(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.task = KernelTask.from_json(message["task"])
-        self.device = message["device"]
-        self.inputs = [
-            tuple(place(attach(row["block"]), row) for row in draw) for draw in message["draws"]
-        ]
+        self.device, self.frozen = message["device"], bool(message["frozen"])
+        self.inputs, self.timed = [], [int(number) for number in message["timed"]]
+        self._draws(message)
         self.outs = [attach(block) for block in message["outs"]]
         module = to_module(self._at(self.inputs[0]))
-        self.arms = {"eager": lambda: module(*self.inputs[0])}
+        self.arms = {"eager": self._alternating(module)}
         return {}
 
+    def _draws(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """More inputs. A block that two draws share (weights) is mapped once: its address says that it is the same."""
+        for draw in message["draws"]:
+            self.inputs.append(tuple(place(self._block(row["block"]), row) for row in draw))
+        return {}
+
+    def _block(self, handle: Mapping[str, Any]) -> Tensor:
+        key = repr(handle)
+        if key not in self._blocks:
+            self._blocks[key] = attach(handle)
+        return self._blocks[key]
+
+    def _alternating(self, call: Callable[..., Any], skip: frozenset[int] = frozenset()) -> Callable[[], Any]:
+        """An arm: one call on the next of the timed draws, without the inputs that it holds as constants."""
+        sets = [
+            tuple(x for number, x in enumerate(self.inputs[draw]) if number not in skip) for draw in self.timed
+        ]
+
+        def arm() -> Any:
+            self._turn += 1
+            return call(*sets[self._turn % len(sets)])
+
+        return arm
+
     def _compile(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Compile one Inductor arm at the job's sizes."""
+        """Compile one Inductor arm at the job's sizes; frozen jobs with freezing really on."""
         name = message["arm"]
-        module = to_module(self._at(self.inputs[0]))
+        task = self._at(self.inputs[0])
+        weights = {n: self.inputs[0][n] for n, spec in enumerate(task.graph.inputs) if spec.frozen and self.frozen}
+        module = to_module(task, weights=weights).eval()
         mode = MODES[name]
         compiled = torch.compile(module, dynamic=False, **({} if mode is None else {"mode": mode}))
+        arm = self._alternating(compiled, frozenset(weights))
         started = time.perf_counter()
-        compiled(*self.inputs[0])
+        with torch._inductor.config.patch(freezing=bool(weights)):
+            arm()
         current(self.device).synchronize()
-        self.arms[name] = lambda: compiled(*self.inputs[0])
+        self.arms[name] = arm
         return {"seconds": time.perf_counter() - started}
 
     def _load(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,31 +117,41 @@ class Runner:
         if candidate.plan.kernels:
             built = Built(Path(message["artifact"]))
             self._launcher = LANGUAGES[candidate.language]().load(built, candidate)
-        replay = self._replay()
-        self.arms["candidate"] = lambda: replay(*self.inputs[0])
+        self.arms["candidate"] = self._alternating(self._replay())
         return {}
 
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Run on one draw; outputs are copied to the judge's blocks. `ghost`: launches do nothing."""
         buffers = GuardedBuffers(message.get("poison"))
-        inputs = self.inputs[message["draw"]]
         replay = self._replay(buffers, ghost=bool(message.get("ghost")))
-        outputs = replay(*inputs)
+        outputs = replay(*self.inputs[message["draw"]])
         current(self.device).synchronize()
+        rows = self._deliver(outputs)
+        return {"outs": rows, "launches": replay.launches, "damaged": buffers.damaged()}
+
+    def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Samples of all arms; then one more call of the candidate, in the same state of memory, for the judge to see."""
+        arms = {name: self.arms[name] for name in message["arms"]}
+        device = current(self.device)
+        samples = interleave(arms, device, message["seconds"], message.get("least", 7), lock=False)
+        reply: dict[str, Any] = {"samples": samples}
+        if "candidate" in arms:
+            outputs = self._replay()(*self.inputs[self.timed[-1]])
+            device.synchronize()
+            reply["outs"] = self._deliver(outputs)
+        return reply
+
+    def _deliver(self, outputs: Sequence[Tensor]) -> list[Json]:
+        """Copy outputs, dense, to the judge's blocks, and say what they are."""
         rows = []
         for out, block in zip(outputs, self.outs, strict=True):
             strides = list(torch.empty(out.shape, device="meta").stride())
             row = {"dtype": str(out.dtype).removeprefix("torch."), "shape": list(out.shape), "strides": strides}
             rows.append({**row, "own": list(out.stride())})
-            if out.numel() * out.element_size() > block.numel():
-                return {"problem": f"an output of {list(out.shape)} is larger than the task's"}
-            place(block, row).copy_(out)
+            if out.numel() * out.element_size() <= block.numel():
+                place(block, row).copy_(out)
         current(self.device).synchronize()
-        return {"outs": rows, "launches": replay.launches, "damaged": buffers.damaged()}
-
-    def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        arms = {name: self.arms[name] for name in message["arms"]}
-        return {"samples": interleave(arms, current(self.device), message["seconds"], message.get("least", 7))}
+        return rows
 
     def _replay(self, buffers: GuardedBuffers | None = None, ghost: bool = False) -> Replay:
         assert self.task is not None and self._candidate is not None

@@ -5,12 +5,16 @@ With y an output, ref the fp64 reference, both pooled over all draws, rms(v) = s
     e = rms(y - ref) / rms(ref)        m = max|y - ref| / rms(ref)        u = half an ulp of y's type at rms(ref)
 
 `default` asks for e <= 1.25 e_twin + u and m <= 2 m_twin + 4 u; `fast` for eight times that; `strict` for equal bits.
-Draws with NaN and infinities are compared by pattern with the twin, value by value elsewhere.
+The same is asked once more with every draw divided by its own rms(ref): exp of a draw of large numbers is 1e30 times
+that of an ordinary one, and would hide any error in it. e_twin and m_twin are themselves estimates; `chance` widens
+them by what n values leave open, 2.4 times at n = 8 (a mean over 8 draws), 2.5 % at n = 10,000.
+Where NaN and infinities stand is compared with the twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +23,8 @@ from torch import Tensor
 from torch_kevolve.evidence import Errors
 
 SLACK = {"default": 1.0, "fast": 8.0}
+PIECE = 2**17
+"""Elements compared at once on a CPU: the fp64 copy stays in the cache (65 M elements in 0.1 s, against 0.6 s whole)."""
 
 
 @dataclass
@@ -29,71 +35,154 @@ class Pool:
     square_ref: float = 0.0
     worst: float = 0.0
     count: int = 0
+    scaled_error: float = 0.0
+    scaled_fourth: float = 0.0
+    scaled_worst: float = 0.0
+    half_ulps: float = 0.0
+    most_half_ulp: float = 0.0
+    broken: int = 0
+    """Elements that are NaN or infinite where reference and twin are finite."""
 
-    def add(self, y: Tensor, ref: Tensor) -> None:
-        """Elements where the reference is not finite, or overflows y's type, are left to the pattern check."""
-        limit = torch.finfo(y.dtype).max
-        fine = ref.isfinite() & (ref.abs() <= limit)
-        difference = torch.where(fine, y.double() - ref, 0.0)
-        # A non-finite y where the reference is finite is as wrong as can be.
-        difference = torch.where(difference.isfinite(), difference, float("inf"))
-        kept = torch.where(fine, ref, 0.0)
-        self.square_error += float(difference.square().sum())
-        self.square_ref += float(kept.square().sum())
-        if difference.numel():
-            self.worst = max(self.worst, float(difference.abs().max()))
-        self.count += int(fine.sum())
+    def add(self, y: Tensor, ref: Tensor, twin: Tensor | None = None) -> None:
+        """One draw. Elements where the reference or the twin is not finite are left to the pattern check."""
+        sums = Sums()
+        for piece in _pieces(y, ref, y if twin is None else twin):
+            sums.add(*piece, trust=twin is not None)
+        scale = (sums.square_ref / max(1, sums.count)) ** 0.5
+        u = half_ulp(scale, y.dtype)
+        self.square_error += sums.square_error
+        self.square_ref += sums.square_ref
+        self.worst = max(self.worst, sums.worst)
+        self.count += sums.count
+        self.broken += sums.broken
+        self.half_ulps += u * u * sums.count
+        self.most_half_ulp = max(self.most_half_ulp, u)
+        if scale > 0.0:
+            self.scaled_error += sums.square_error / scale**2
+            self.scaled_fourth += sums.fourth_error / scale**2 / scale**2
+            self.scaled_worst = max(self.scaled_worst, sums.worst / scale)
+        elif sums.square_error > 0.0:
+            self.scaled_error = self.scaled_worst = math.inf
 
     def errors(self) -> Errors:
+        """e and m over all draws."""
         scale = self.rms
         if scale == 0.0:
-            return Errors(0.0 if self.square_error == 0 else float("inf"), 0.0 if self.worst == 0 else float("inf"))
+            return Errors(0.0 if self.square_error == 0 else math.inf, 0.0 if self.worst == 0 else math.inf)
         mean = self.square_error / max(1, self.count)
         return Errors(mean**0.5 / scale, self.worst / scale)
+
+    def scaled(self) -> Errors:
+        """e and m with every draw divided by its own rms(ref)."""
+        return Errors((self.scaled_error / max(1, self.count)) ** 0.5, self.scaled_worst)
 
     @property
     def rms(self) -> float:
         return float((self.square_ref / max(1, self.count)) ** 0.5)
 
+    @property
+    def chance(self) -> float:
+        """How far an equally good kernel's e may lie above this one's by luck: exp(2.5 / sqrt(n)).
+
+        n counts independent errors: 3 (sum d^2)^2 / sum d^4, which is the count for a normal distribution.
+        """
+        if not 0.0 < self.scaled_fourth < math.inf:
+            return 1.0
+        return math.exp(2.5 / max(1.0, min(self.count, 3 * self.scaled_error**2 / self.scaled_fourth)) ** 0.5)
+
+
+@dataclass
+class Sums:
+    """The same for one draw, piece by piece."""
+
+    square_error: float = 0.0
+    square_ref: float = 0.0
+    fourth_error: float = 0.0
+    worst: float = 0.0
+    count: int = 0
+    broken: int = 0
+
+    def add(self, y: Tensor, ref: Tensor, twin: Tensor, trust: bool) -> None:
+        difference = y.double() - ref
+        squares = difference.square()
+        square_error, square_ref = float(squares.sum()), float(ref.double().square().sum())
+        count = y.numel()
+        if not (math.isfinite(square_error) and math.isfinite(square_ref)) or _beyond(ref, y.dtype):
+            fine = ref.isfinite() & (ref.abs() <= torch.finfo(y.dtype).max)
+            fine = fine & twin.isfinite() if trust else fine
+            lost = fine & ~y.isfinite()
+            self.broken += int(lost.sum())
+            # A non-finite y where the reference is finite is as wrong as can be.
+            difference = torch.where(lost, math.inf, torch.where(fine, difference, 0.0))
+            squares = difference.square()
+            kept = torch.where(fine, ref, 0.0).double()
+            square_error, square_ref, count = float(squares.sum()), float(kept.square().sum()), int(fine.sum())
+        self.square_error += square_error
+        self.square_ref += square_ref
+        self.fourth_error += float(squares.square_().sum())
+        self.count += count
+        if difference.numel():
+            low, high = difference.aminmax()
+            self.worst = max(self.worst, -float(low), float(high))
+
+
+def _beyond(ref: Tensor, dtype: torch.dtype) -> bool:
+    if dtype is torch.float64 or not ref.numel():
+        return False
+    low, high = ref.aminmax()
+    return max(-float(low), float(high)) > torch.finfo(dtype).max
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    size = PIECE if tensors[0].device.type == "cpu" else 2**26
+    yield from zip(*(tensor.reshape(-1).split(size) for tensor in tensors), strict=True)
+
 
 def half_ulp(scale: float, dtype: torch.dtype) -> float:
     """Half an ulp of `dtype` at `scale`, relative to `scale`; the least normal number bounds it below."""
-    if scale == 0.0:
+    if scale == 0.0 or not math.isfinite(scale):
         return 0.0
     info = torch.finfo(dtype)
-    power = 2.0 ** torch.frexp(torch.tensor(scale, dtype=torch.float64)).exponent.item() / 2
+    power = 2.0 ** (math.frexp(scale)[1] - 1)
     return max(0.5 * info.eps * power, 0.5 * info.eps * info.tiny) / scale
 
 
 def pooled_problem(mine: Pool, twin: Pool, dtype: torch.dtype, level: str) -> str:
     """Empty when the pooled errors pass; else the sentence that the evidence carries."""
-    ours, theirs = mine.errors(), twin.errors()
-    slack = SLACK[level]
+    if mine.broken:
+        return f"NaN or infinity at {mine.broken} elements where eager is finite"
     u = half_ulp(mine.rms, dtype)
-    if not ours.rms <= slack * (1.25 * theirs.rms + u):
-        return f"rms error {ours.rms:.3g} above {slack * (1.25 * theirs.rms + u):.3g} (eager's is {theirs.rms:.3g})"
-    if not ours.worst <= slack * (2 * theirs.worst + 4 * u):
-        return f"worst error {ours.worst:.3g} above {slack * (2 * theirs.worst + 4 * u):.3g} (eager's is {theirs.worst:.3g})"
+    each_u = (mine.half_ulps / max(1, mine.count)) ** 0.5
+    return _bound(mine.errors(), twin.errors(), twin.chance, u, u, level, "") or _bound(
+        mine.scaled(), twin.scaled(), twin.chance, each_u, mine.most_half_ulp, level, ", each draw by its own scale"
+    )
+
+
+def _bound(ours: Errors, theirs: Errors, chance: float, u: float, most_u: float, level: str, how: str) -> str:
+    rms = SLACK[level] * (1.25 * chance * theirs.rms + u)
+    worst = SLACK[level] * (2 * chance * theirs.worst + 4 * most_u)
+    if not ours.rms <= rms:
+        return f"rms error {ours.rms:.3g} above {rms:.3g} (eager's is {theirs.rms:.3g}{how})"
+    if not ours.worst <= worst:
+        return f"worst error {ours.worst:.3g} above {worst:.3g} (eager's is {theirs.worst:.3g}{how})"
     return ""
 
 
 def pattern_problem(y: Tensor, twin: Tensor, ref: Tensor) -> str:
     """Empty when NaN and infinities stand where eager has them.
 
-    Elements that are finite in fp64 and not in eager are left out: there eager overflowed on the way, and a kernel that
-    does not, or does so differently, is no worse.
+    Where fp64 is finite and eager is not, an intermediate value overflowed: another order of work may well be finite
+    there, so any value passes.
     """
     if not y.is_floating_point():
         return ""
-    judged = ~(ref.isfinite() & ~twin.isfinite())
-    wrong = (y.isnan() != twin.isnan()) & judged
+    asked = ~(ref.isfinite() & ~twin.isfinite())
+    wrong = (y.isnan() != twin.isnan()) & asked
     if bool(wrong.any()):
         return f"NaN pattern differs from eager's at {int(wrong.sum())} of {y.numel()} elements"
-    inf = twin.isinf() & ref.isinf()
-    if not torch.equal(y.isinf() & ref.isinf() & judged, inf):
-        return "infinities differ from eager's"
-    same = torch.where(inf & y.isinf(), y.sign() == twin.sign(), True)
-    return "" if bool(same.all()) else "signs of infinities differ from eager's"
+    infinite = twin.isinf() & asked
+    wrong = ((y.isinf() & asked) != infinite) | (infinite & (y.sign() != twin.sign()))
+    return f"infinities differ from eager's at {int(wrong.sum())} of {y.numel()} elements" if bool(wrong.any()) else ""
 
 
 def equal_problem(y: Tensor, twin: Tensor) -> str:
@@ -102,6 +191,27 @@ def equal_problem(y: Tensor, twin: Tensor) -> str:
         return ""
     wrong = int((y != twin).sum())
     return f"{wrong} of {y.numel()} integers differ from eager's"
+
+
+def choice_problem(y: Tensor, twin: Tensor, values: Tensor, dim: int | None, largest: bool, dtype: torch.dtype) -> str:
+    """For argmax and its like: empty when the chosen value is the best one, within the rounding of `dtype`.
+
+    `values`: what is chosen from, in fp64. The allowance is twice what eager itself falls short by, and 4 u.
+    """
+    if torch.equal(y, twin):
+        return ""
+    if dim is None:
+        values, dim, y, twin = values.reshape(-1), 0, y.reshape(1), twin.reshape(1)
+    elif y.dim() < values.dim():
+        y, twin = y.unsqueeze(dim), twin.unsqueeze(dim)
+    if bool(((y < 0) | (y >= values.shape[dim])).any()):
+        return "an index lies outside the axis"
+    best = values.amax(dim, keepdim=True) if largest else values.amin(dim, keepdim=True)
+    short, twin_short = ((best - values.gather(dim, index)).abs().nan_to_num() for index in (y, twin))
+    scale = float(values[values.isfinite()].square().mean().sqrt()) if bool(values.isfinite().any()) else 0.0
+    allowed = 2 * float(twin_short.max()) + 4 * half_ulp(scale, dtype) * scale
+    wrong = int((short > allowed).sum())
+    return f"{wrong} of {y.numel()} choices are not the best, by up to {float(short.max()):.3g}" if wrong else ""
 
 
 def strict_problem(y: Tensor, twin: Tensor) -> str:
@@ -143,7 +253,7 @@ def _one(y: Tensor, twin: Tensor, ref: Tensor, level: str) -> str:
     if not y.is_floating_point():
         return equal_problem(y, twin)
     mine, other = Pool(), Pool()
-    mine.add(y, ref.double())
-    other.add(twin, ref.double())
+    mine.add(y, ref.double(), twin)
+    other.add(twin, ref.double(), twin)
     loose = "fast" if level == "default" else level
     return pattern_problem(y, twin, ref) or pooled_problem(mine, other, y.dtype, loose)

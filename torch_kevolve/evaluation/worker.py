@@ -30,14 +30,16 @@ def main() -> None:
     answer = os.fdopen(int(sys.argv[2]), "w")
     faulthandler.disable()
     runner = Runner()
+    answer.write(json.dumps({"ready": True}) + "\n")
+    answer.flush()
     for line in ask:
         message = json.loads(line)
         if message["do"] == "limit":
             limit_memory(int(message["bytes"]))
-            reply: object = {}
+            reply: dict[str, object] = {}
         else:
             reply = runner.handle(message)
-        answer.write(json.dumps(reply) + "\n")
+        answer.write(json.dumps({**reply, "id": message.get("id")}) + "\n")
         answer.flush()
 
 

@@ -51,15 +51,16 @@ class Cpp:
         if target.exists():
             return Built(target)
         folder = Path(tempfile.mkdtemp(prefix="cpp-", dir=workdir))
-        source, made = folder / "kernel.cpp", folder / "kernel.so"
+        source, middle, made = folder / "kernel.cpp", folder / "kernel.o", folder / "kernel.so"
         source.write_text(candidate.source)
         try:
-            done = subprocess.run(
-                compile_command(source, made), capture_output=True, text=True, timeout=COMPILE_S, cwd=folder
-            )
-            if done.returncode != 0 or not made.exists():
-                return Built(None, _explain(done.stderr, folder), seconds=time.perf_counter() - started)
-            size = made.stat().st_size
+            # In two steps, so that what may lie in an object can be checked: a shared library always has start-up code.
+            for command, out in zip(object_commands(source, middle, made), (middle, made), strict=True):
+                done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, cwd=folder)
+                if done.returncode != 0 or not out.exists():
+                    return Built(None, _explain(done.stderr, folder), seconds=time.perf_counter() - started)
+            size = middle.stat().st_size
+            os.replace(middle, target.with_suffix(".o"))
             os.replace(made, target)
             return Built(target, profile={"object_bytes": size}, seconds=time.perf_counter() - started)
         except subprocess.TimeoutExpired:
@@ -113,6 +114,14 @@ def compile_command(source: Path, target: Path) -> list[str]:
     # Inductor names its own output after content; ours is named by the caller.
     words[words.index("-o") + 1] = str(target)
     return words
+
+
+def object_commands(source: Path, middle: Path, target: Path) -> tuple[list[str], list[str]]:
+    """`compile_command` as its two steps, compiling and linking, with the same flags in both."""
+    words = compile_command(source, target)
+    compiling = [*words, "-c"]
+    compiling[words.index("-o") + 1] = str(middle)
+    return compiling, [str(middle) if word == str(source) else word for word in words]
 
 
 def _explain(text: str, folder: Path) -> str:

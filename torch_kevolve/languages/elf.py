@@ -1,0 +1,111 @@
+"""ELF: what a compiled object holds, read without tools.
+
+`nm` and `readelf` are not on every machine that has a compiler, and cubins and AMD code objects are ELF files too.
+Only 64-bit little-endian files are read; others count as unreadable.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+WRITE, ALLOC, TLS = 0x1, 0x2, 0x400
+RELOCATED = (".data.rel.ro",)
+"""Constants whose addresses the linker fills in: writable on paper, read-only once loaded."""
+START_CODE = (".init_array", ".ctors", ".preinit_array", ".fini_array", ".dtors", ".init", ".fini")
+_REGISTERS, _FRAME = 0x2F, 0x11
+"""Attributes of a cubin's `.nv.info`: registers per thread, bytes of stack per thread (spills and local arrays)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section: name, flags, `size` in bytes (also where nothing is stored, as in .bss), content, link fields."""
+
+    name: str
+    kind: int
+    flags: int
+    size: int
+    data: bytes
+    link: int
+    info: int
+
+
+def sections(blob: bytes) -> list[Section]:
+    """All sections. Raises ValueError for what is no readable ELF file."""
+    if blob[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("no 64-bit little-endian ELF file")
+    try:
+        start = struct.unpack_from("<Q", blob, 0x28)[0]
+        step, count, names = struct.unpack_from("<HHH", blob, 0x3A)
+        rows = [struct.unpack_from("<IIQQQQIIQQ", blob, start + step * i) for i in range(count)]
+        table = blob[rows[names][4] : rows[names][4] + rows[names][5]]
+        return [
+            Section(
+                name=_text(table, name),
+                kind=kind,
+                flags=flags,
+                size=size,
+                data=b"" if kind == 8 else blob[offset : offset + size],
+                link=link,
+                info=info,
+            )
+            for name, kind, flags, _, offset, size, link, info, _, _ in rows
+        ]
+    except (struct.error, IndexError):
+        raise ValueError("a broken ELF file") from None
+
+
+def undefined(blob: bytes) -> list[str]:
+    """Names that an object expects others to define."""
+    parts = sections(blob)
+    out: list[str] = []
+    for part in parts:
+        if part.kind == 2 and part.link < len(parts):
+            names = parts[part.link].data
+            for place in range(24, len(part.data) - 23, 24):
+                name, _, _, home, _, _ = struct.unpack_from("<IBBHQQ", part.data, place)
+                if home == 0 and name:
+                    out.append(_text(names, name))
+    return out
+
+
+def start_code(blob: bytes) -> str:
+    """The name of a section that runs by itself when an object is loaded; empty: there is none."""
+    return next((s.name for s in sections(blob) if s.size and s.name.startswith(START_CODE)), "")
+
+
+def writable(blob: bytes) -> str:
+    """The name of a section that keeps state between calls; empty: there is none."""
+    for part in sections(blob):
+        if part.size and part.flags & ALLOC and part.flags & (WRITE | TLS):
+            if not part.name.startswith((*RELOCATED, *START_CODE)):
+                return part.name
+    return ""
+
+
+def cubin_facts(blob: bytes) -> dict[str, dict[str, int]]:
+    """Per kernel of a cubin: `registers` and `stack_bytes` per thread, as the assembler left them."""
+    parts = sections(blob)
+    symbols = next((s for s in parts if s.kind == 2), None)
+    names = parts[symbols.link].data if symbols is not None else b""
+    facts: dict[str, dict[str, int]] = {}
+    for part in parts:
+        if part.name != ".nv.info" or symbols is None:
+            continue
+        place = 0
+        while place + 4 <= len(part.data):
+            form, attribute, size = struct.unpack_from("<BBH", part.data, place)
+            place += 4
+            if form != 4:  # the value is in the size field itself
+                continue
+            if attribute in (_REGISTERS, _FRAME) and size >= 8:
+                index, value = struct.unpack_from("<II", part.data, place)
+                name = _text(names, struct.unpack_from("<I", symbols.data, 24 * index)[0])
+                key = "registers" if attribute == _REGISTERS else "stack_bytes"
+                facts.setdefault(name, {})[key] = value
+            place += size
+    return facts
+
+
+def _text(table: bytes, start: int) -> str:
+    return table[start : table.index(b"\0", start)].decode(errors="replace")
