@@ -21,8 +21,9 @@ setup(
     package_dir={"torch_kevolve.kernels_cache": "kernels_cache"},
     package_data={
         "torch_kevolve": ["**/*.h", "**/*.md", "py.typed"],
-        "torch_kevolve.kernels_cache": ["*/*/*", "*/*", "*"],
+        "torch_kevolve.kernels_cache": ["**/*"],
     },
+    exclude_package_data={"": ["**/__pycache__/*", "*.pyc"]},
     install_requires=[
         "torch>=2.11,<2.14",
         "triton>=3.6; platform_system == 'Linux'",
@@ -38,6 +39,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest>=8", "pytest-benchmark>=5", "pytest-xdist>=3.6", "hypothesis>=6.100", "setuptools", "wheel"],
+        "nvml": ["nvidia-ml-py>=12"],  # how busy a GPU is, through torch.cuda.utilization
         "check": ["ruff==0.17.6", "mypy==2.4.1"],
     },
     entry_points={

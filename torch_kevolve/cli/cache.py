@@ -21,20 +21,20 @@ def cache() -> None:
 @JSON
 def ls(as_json: bool) -> None:
     """List the kernels of all tiers: the user's own and the seeds."""
-    rows = []
-    for kernel in open_store(Settings.make()).ls():
-        rows.append(
-            {
-                "key": kernel.key,
-                "task": kernel.task.key,
-                "language": kernel.candidate.language,
-                "family": kernel.candidate.provenance.family,
-                "fingerprint": kernel.fingerprint.key,
-                "device": dict(kernel.fingerprint.hard).get("name", ""),
-                "ratio": kernel.evidence.ratio,
-                "operators": list(dict.fromkeys(kernel.task.graph.targets)),
-            }
-        )
+    rows = [
+        {
+            "key": line.key,
+            "task": line.task,
+            "language": line.language,
+            "family": line.family,
+            "fingerprint": line.fingerprint_key,
+            "device": line.fingerprint.get("name", ""),
+            "ratio": line.ratio,
+            "operators": list(dict.fromkeys(line.operators)),
+            "path": line.path,
+        }
+        for line in open_store(Settings.make()).summaries()
+    ]
     if as_json:
         document({"kernels": rows})
         return
@@ -43,7 +43,8 @@ def ls(as_json: bool) -> None:
         table.add_column(name)
     for row in rows:
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-        table.add_row(str(row["key"])[:12], str(row["task"])[:12], str(row["family"]), str(row["language"]), str(row["device"]), ratio)
+        keys = (str(row["key"])[:12], str(row["task"])[:12])
+        table.add_row(*keys, str(row["family"]), str(row["language"]), str(row["device"]), ratio)
     show(table)
 
 

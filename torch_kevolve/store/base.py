@@ -62,7 +62,7 @@ class Store(Protocol):
         ...
 
     def put(self, kernel: Kernel) -> None:
-        """Keep a kernel in place of the one for its task and fingerprint. What cannot be written is dropped and said."""
+        """Keep a kernel in place of the one for its task and fingerprint. What cannot be written is dropped, logged."""
         ...
 
     def ls(self) -> Iterator[Kernel]:

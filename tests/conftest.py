@@ -1,0 +1,23 @@
+"""Fixtures and tiers: a run by hand needs no GPU, no network, and never sees the state of whoever runs it."""
+
+import os
+import tempfile
+
+# Before torch is imported by any test: a home and an Inductor cache of this run's own, unless the caller named them.
+# Workers of one run inherit both from the process that started them.
+_STATE = tempfile.TemporaryDirectory(prefix="kevolve-tests-", ignore_cleanup_errors=True)
+os.environ.setdefault("KEVOLVE_HOME", os.path.join(_STATE.name, "home"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(_STATE.name, "inductor"))
+os.environ.setdefault("KEVOLVE_PROGRESS", "off")
+
+import pytest
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("net") and os.environ.get("KEVOLVE_TEST_NET") != "1":
+        pytest.skip("needs a network: set KEVOLVE_TEST_NET=1")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
