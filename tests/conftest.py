@@ -3,14 +3,14 @@
 import os
 import tempfile
 
+import pytest
+
 # Before torch is imported by any test: a home and an Inductor cache of this run's own, unless the caller named them.
 # Workers of one run inherit both from the process that started them.
 _STATE = tempfile.TemporaryDirectory(prefix="kevolve-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("KEVOLVE_HOME", os.path.join(_STATE.name, "home"))
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(_STATE.name, "inductor"))
 os.environ.setdefault("KEVOLVE_PROGRESS", "off")
-
-import pytest
 
 
 def pytest_runtest_setup(item):

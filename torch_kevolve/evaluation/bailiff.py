@@ -1,6 +1,6 @@
-"""Bailiff: the judge's process. It serves one user process over two pipes, one job at a time.
+"""Bailiff: the judge's process.
 
-Started as `python -m torch_kevolve.evaluation.bailiff IN OUT`; it ends when the user's end is closed.
+It serves one user process over two pipes, one job at a time. Started as `python -m torch_kevolve.evaluation.bailiff IN OUT`; it ends when the user's end is closed.
 """
 
 from __future__ import annotations
