@@ -15,6 +15,7 @@ from torch_kevolve.templates.plane_matmul_triton import PlaneMatmulTriton
 from torch_kevolve.templates.pooling_triton import PoolingTriton
 from torch_kevolve.templates.rowwise_cpp import RowwiseCpp
 from torch_kevolve.templates.rowwise_triton import RowwiseTriton
+from torch_kevolve.templates.scan_cpp import ScanCpp
 from torch_kevolve.templates.scan_triton import ScanTriton
 from torch_kevolve.templates.small_matmul_triton import SmallMatmulTriton
 from torch_kevolve.templates.twin import Twin
@@ -28,6 +29,7 @@ TEMPLATES: Registry[type[Family]] = Registry(
         for family in (
             Twin,
             RowwiseCpp,
+            ScanCpp,
             RowwiseTriton,
             EmbeddingTriton,
             PoolingTriton,

@@ -106,7 +106,8 @@ def after(
 ) -> Body | None:
     """What is done with the anchor's results `values` ((index, item) -> variable) until the outputs.
 
-    Without values it is what is done with the inputs alone: the work before an anchor. None where an operator is neither a view nor pointwise, or an address is no sum of strides over the domain.
+    Without values it is what is done with the inputs alone: the work before an anchor.
+    None where an operator is neither a view nor pointwise, or an address is no sum of strides over the domain.
     """
     try:
         return _Walk(graph, dict(values), tuple(domain), language).body()
