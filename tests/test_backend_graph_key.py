@@ -83,8 +83,10 @@ def test_dynamic_sizes_are_named_anew() -> None:
 def test_facts_and_flags_count() -> None:
     base = key_of(torch.relu, X)
     assert key_of(torch.relu, X, numerics="fast") != base
+    trained = X.clone().requires_grad_()
+    assert key_of(torch.relu, trained) != key_of(torch.relu, X)
     with torch.no_grad():
-        assert key_of(torch.relu, X) != base
+        assert key_of(torch.relu, X) == base, "nothing asks for a gradient"
     torch.use_deterministic_algorithms(True)
     try:
         assert key_of(torch.relu, X) != base

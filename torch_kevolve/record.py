@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from torch_kevolve.sizes import Json
 
 SCHEMA = 1
+RANK = {"none": 0, "quick": 1, "full": 2}
+LOST = ("not-faster", "not-right", "no-candidates")
+"""Reasons of a search that came to its own end: only a harder one may find more."""
 
 
 @dataclass(frozen=True)
 class RegionVerdict:
     """One region of one graph. `status` is `replaced` or `left`; `reason` a short slug; `task` None if not captured.
 
-    `phase`: inference, forward or backward. `anchor`: the operator it grew from. `share`: of the graph's predicted time.
-    `undecided`: a later, harder search might still change the verdict.
+    `phase`: inference, forward or backward. `anchor`: the operator it grew from. `share`: of the predicted time.
+    `undecided`: a later search might still change the verdict. `effort`: how hard this one was searched for.
     """
 
     task: str | None
@@ -28,6 +31,13 @@ class RegionVerdict:
     share: float | None = None
     undecided: bool = False
     detail: str = ""
+    effort: str = ""
+
+    def open_to(self, effort: str) -> bool:
+        """Whether a search at this effort may still change the verdict."""
+        if self.task is None or self.status != "left" or effort not in RANK or effort == "none":
+            return False
+        return self.undecided or (self.reason in LOST and RANK.get(self.effort, 0) < RANK[effort])
 
     def to_json(self) -> Json:
         return dict(self.__dict__)
@@ -50,9 +60,9 @@ class GraphRecord:
     def tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.task for r in self.regions if r.task is not None))
 
-    @property
-    def undecided(self) -> bool:
-        return any(r.undecided for r in self.regions)
+    def open_to(self, effort: str) -> bool:
+        """Whether a search at this effort may still change any region's verdict."""
+        return any(r.open_to(effort) for r in self.regions)
 
     def to_json(self) -> Json:
         return {

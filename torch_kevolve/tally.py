@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
+
+from torch_kevolve.record import RegionVerdict
 
 COUNTS = ("regions", "replaced", "hits", "misses", "searches", "candidates")
 
@@ -16,6 +19,7 @@ class Tally:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
+        self._regions: list[RegionVerdict] = []
 
     def add(self, name: str, number: int = 1) -> None:
         """Raises KeyError for a name that is not in COUNTS."""
@@ -28,6 +32,22 @@ class Tally:
         with self._lock:
             self._left[reason] += 1
 
+    def note(self, verdicts: Iterable[RegionVerdict]) -> None:
+        """Count the regions of one graph and keep their verdicts."""
+        with self._lock:
+            for verdict in verdicts:
+                self._regions.append(verdict)
+                self._counts["regions"] += 1
+                if verdict.status == "replaced":
+                    self._counts["replaced"] += 1
+                else:
+                    self._left[verdict.reason] += 1
+
+    def regions(self) -> list[RegionVerdict]:
+        """The verdicts noted so far, in order."""
+        with self._lock:
+            return list(self._regions)
+
     def read(self) -> dict[str, Any]:
         """`{name: int}` for all of COUNTS, and `left: {reason: int}`."""
         with self._lock:
@@ -37,6 +57,7 @@ class Tally:
         with self._lock:
             self._counts.clear()
             self._left.clear()
+            self._regions.clear()
 
 
 TALLY = Tally()

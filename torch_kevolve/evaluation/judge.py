@@ -69,7 +69,7 @@ class Judge:
         """Compile the Inductor arms in the worker while the answers are worked out here, then time all baselines."""
         self.exhibits.begin()
         self._together(self._compile_arms)
-        samples = self._time(self.arms, LOOK_S)
+        samples = self._time(self.arms, LOOK_S, 3)
         if isinstance(samples, str):
             raise EvaluationError(detail=f"the baselines cannot be timed: {samples}")
         self.baselines = summary({**samples, "candidate": samples["eager"]})[0]
@@ -196,10 +196,11 @@ class Judge:
 
     def _measure(self, candidate: Candidate, proof: Proof, confirming: bool) -> Evidence:
         arms = list(self.arms)
+        library = candidate.language == "aten"
         if not confirming:
-            # The fastest baseline is enough while searching, and any that is as fast; all stand beside a winner.
-            best = min(timing.median_ms for timing in self.baselines.values())
-            arms = [name for name in self.arms if self.baselines[name].median_ms < 1.03 * best]
+            # The fastest rival is enough while searching; all of them stand beside a winner.
+            rivals = [name for name in self.arms if not (library and name == "eager")] or self.arms
+            arms = [min(rivals, key=lambda name: self.baselines[name].median_ms)]
         missing = self._compile(arms)
         if missing:
             return self._refuse(Stage.MEASURE, missing)
@@ -208,13 +209,13 @@ class Judge:
             samples = self._time([*arms, "candidate"], GLANCE_S, 3, proof)
             if isinstance(samples, str):
                 return self._refuse(Stage.MEASURE, samples)
-            if summary(samples)[1] < 0.8:
-                return self._done(samples)
+            if summary(samples, library)[1] < 0.8:
+                return self._done(samples, library)
         samples = self._time([*arms, "candidate"], CONFIRM_S if confirming else LOOK_S, 7, proof)
-        return self._refuse(Stage.MEASURE, samples) if isinstance(samples, str) else self._done(samples)
+        return self._refuse(Stage.MEASURE, samples) if isinstance(samples, str) else self._done(samples, library)
 
-    def _done(self, samples: dict[str, list[float]]) -> Evidence:
-        timings, ratio, low, high = summary(samples)
+    def _done(self, samples: dict[str, list[float]], library: bool) -> Evidence:
+        timings, ratio, low, high = summary(samples, library)
         floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
         mine = timings["candidate"].median_ms
         others = min(timing.median_ms for name, timing in timings.items() if name != "candidate")

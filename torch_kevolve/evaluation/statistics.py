@@ -33,10 +33,15 @@ def checked(samples: Any, arms: Sequence[str]) -> dict[str, list[float]]:
     return out
 
 
-def summary(samples: Samples) -> tuple[dict[str, Timing], float, float, float]:
-    """Timings per arm, and the best baseline over the candidate with its interval."""
+def summary(samples: Samples, library: bool = False) -> tuple[dict[str, Timing], float, float, float]:
+    """Timings per arm, and the best baseline over the candidate with its interval.
+
+    `library`: the candidate is eager's own library calls, so eager is no rival of it: it stands in for Inductor's code.
+    """
     timings = {name: timing(values) for name, values in samples.items()}
-    base = min((name for name in samples if name != "candidate"), key=lambda name: timings[name].median_ms)
+    others = [name for name in samples if name != "candidate"]
+    rivals = [name for name in others if name != "eager"] if library else others
+    base = min(rivals or others, key=lambda name: timings[name].median_ms)
     low, high = ratio_interval(samples[base], samples["candidate"])
     return timings, timings[base].median_ms / timings["candidate"].median_ms, low, high
 

@@ -25,21 +25,22 @@ class Unnamed(Exception):
 def graph_key(gm: fx.GraphModule, facts: Mapping[str, Json]) -> str | None:
     """sha256 in hex over the graph, its inputs' specs, torch's flags and `facts`; None where no lasting name exists.
 
-    Input specs are read off the placeholders: the example inputs hold the first call's numbers where sizes are symbolic.
+    Input specs are read off the placeholders: the example inputs hold numbers where sizes are symbolic.
     """
     naming = _Naming()
     try:
         graph = naming.graph(gm)
     except Unnamed:
         return None
-    return digest({"graph": graph, "ranges": naming.ranges(), "flags": flags(), "facts": dict(facts)})
+    # Without an input that asks for a gradient, grad mode makes no difference to the graph.
+    switches = {**flags(), "grad": naming.wants_grad and torch.is_grad_enabled()}
+    return digest({"graph": graph, "ranges": naming.ranges(), "flags": switches, "facts": dict(facts)})
 
 
 def flags() -> dict[str, Json]:
     """torch's switches that change what a compiled graph computes or how fast a kernel of it is."""
     cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn
     return {
-        "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": torch.get_float32_matmul_precision(),
@@ -62,6 +63,7 @@ class _Naming:
     def __init__(self) -> None:
         self._symbols: dict[Any, str] = {}
         self._range_of: dict[str, tuple[str, str]] = {}
+        self.wants_grad = False
 
     def ranges(self) -> Json:
         return self._range_of
@@ -83,8 +85,8 @@ class _Naming:
             return self.callable(node.target)
         held = functools.reduce(getattr, str(node.target).split("."), gm)
         if node.op == "call_module" and not isinstance(held, fx.GraphModule):
-            tensors = [self.value(t) for t in (*held.parameters(), *held.buffers())]  # type: ignore[attr-defined]
-            return [type(held).__module__, type(held).__qualname__, held.extra_repr(), tensors]  # type: ignore[attr-defined]
+            tensors = [self.value(t) for t in (*held.parameters(), *held.buffers())]
+            return [type(held).__module__, type(held).__qualname__, held.extra_repr(), tensors]
         return self.value(held)
 
     def _placeholder(self, node: fx.Node) -> Json:
@@ -96,7 +98,8 @@ class _Naming:
     def callable(self, target: Any) -> Json:
         if isinstance(target, torch._ops.OperatorBase):
             return str(target)
-        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", getattr(target, "__name__", None))
+        module = getattr(target, "__module__", None)
+        name = getattr(target, "__qualname__", getattr(target, "__name__", None))
         if name is None or "<locals>" in name or "<lambda>" in name:
             raise Unnamed(repr(target))
         return f"{module}.{name}"
@@ -105,7 +108,8 @@ class _Naming:
         if isinstance(value, fx.Node):
             return {"node": place[value]}
         if isinstance(value, list | tuple):
-            return [type(value).__name__ if isinstance(value, list) else "tuple", *(self._args(v, place) for v in value)]
+            kind = "list" if isinstance(value, list) else "tuple"
+            return [kind, *(self._args(v, place) for v in value)]
         if isinstance(value, dict):
             return {"dict": [[str(k), self._args(v, place)] for k, v in value.items()]}
         if isinstance(value, slice):
@@ -138,6 +142,7 @@ class _Naming:
 
     def _tensor(self, t: torch.Tensor) -> Json:
         strides = [self._size(s) for s in t.stride()] if t.layout is torch.strided else None
+        self.wants_grad = self.wants_grad or t.requires_grad
         return {
             "tensor": [str(t.dtype), t.device.type, str(t.layout), t.requires_grad],
             "class": "Tensor" if _plain(t) else type(t).__qualname__,
