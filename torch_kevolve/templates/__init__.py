@@ -12,9 +12,11 @@ from torch_kevolve.templates.base import Family, Space
 from torch_kevolve.templates.embedding_triton import EmbeddingTriton
 from torch_kevolve.templates.matmul_triton import MatmulTriton
 from torch_kevolve.templates.plane_matmul_triton import PlaneMatmulTriton
+from torch_kevolve.templates.pooling_cpp import PoolingCpp
 from torch_kevolve.templates.pooling_triton import PoolingTriton
 from torch_kevolve.templates.rowwise_cpp import RowwiseCpp
 from torch_kevolve.templates.rowwise_triton import RowwiseTriton
+from torch_kevolve.templates.scan_cpp import ScanCpp
 from torch_kevolve.templates.scan_cpp import ScanCpp
 from torch_kevolve.templates.scan_triton import ScanTriton
 from torch_kevolve.templates.small_matmul_triton import SmallMatmulTriton
@@ -30,7 +32,10 @@ TEMPLATES: Registry[type[Family]] = Registry(
             Twin,
             RowwiseCpp,
             ScanCpp,
+            PoolingCpp,
             RowwiseTriton,
+            ScanCpp,
+            PoolingCpp,
             EmbeddingTriton,
             PoolingTriton,
             ScanTriton,

@@ -1,0 +1,389 @@
+"""Pooling (C++): average and maximum windows in one to three dimensions.
+
+`planes`: a window is separable, so its rows are reduced first, over whole input rows into a padded buffer that stays in
+L1, then the buffer along the width. `channels`: where channels are innermost, vectors run over them. `offsets`: where
+the place of the maximum is asked for, windows are walked in eager's order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_kevolve.devices.base import DeviceFacts
+from torch_kevolve.plan import PlanBuilder, Tensor
+from torch_kevolve.sizes import Size, numel, simplify
+from torch_kevolve.task import Arg, KernelTask, Op, Ref
+from torch_kevolve.templates.anchor_cpp import SMALL, Args, aligned, cpp_space, index_of, lanes_of, statements, stores
+from torch_kevolve.templates.around import Body, Leaf, after, leaf, name_of
+from torch_kevolve.templates.base import Point, Space
+from torch_kevolve.templates.expr import HELD_FLOATS
+from torch_kevolve.templates.pooling_text import HELPERS
+
+NAME = "pooling_cpp"
+POOLS = {
+    "avg_pool1d": (1, "avg"), "avg_pool2d": (2, "avg"), "avg_pool3d": (3, "avg"), "max_pool2d_with_indices": (2, "max"),
+    "max_pool3d_with_indices": (3, "max"), "_low_memory_max_pool_with_offsets": (0, "max"),
+}  # fmt: skip
+D = ("d0", "d1", "d2")
+"""Names of the output coordinates, outermost spatial dimension first."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool over `rank` trailing dimensions of `input`; `lead` are the sizes in front of them."""
+
+    kind: str
+    rank: int
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    pad: tuple[int, ...]
+    dilation: tuple[int, ...]
+    whole: bool
+    divisor: int | None
+    offsets: bool
+    input: Leaf
+    lead: tuple[Size, ...]
+    outs: tuple[Size, ...]
+    body: Body
+
+    @property
+    def channels(self) -> bool:
+        """Whether channels, the last of the leading dimensions, are innermost in memory."""
+        return bool(self.lead) and self.input.strides[len(self.lead) - 1] == 1 and self.input.strides[-1] != 1
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return self.input.shape[len(self.lead) :]
+
+    @property
+    def steps(self) -> tuple[Size, ...]:
+        return self.input.strides[len(self.lead) :]
+
+
+class PoolingCpp:
+    """Average and maximum pools of any window, stride, padding and rounding, and what follows them."""
+
+    name = NAME
+    language = "cpp"
+
+    def match(self, task: KernelTask, device: DeviceFacts) -> Space | None:
+        places = [i for i, op in enumerate(task.graph.ops) if name_of(op) in POOLS]
+        if device.type != "cpu" or len(places) != 1:
+            return None
+        found = _find(task, places[0])
+        return None if found is None else _space(task, found, lanes_of(device))
+
+
+def _find(task: KernelTask, place: int) -> Pool | None:
+    graph = task.graph
+    op = graph.ops[place]
+    rank, kind = POOLS[name_of(op)]
+    rank = rank or len(_tuple(_at(op, 1, "kernel_size", ()), 0)) or 2
+    window = _tuple(_at(op, 1, "kernel_size", ()), rank)
+    stride = _tuple(_at(op, 2, "stride", ()), rank) or window
+    pad = _tuple(_at(op, 3, "padding", 0), rank)
+    dilation = _tuple(_at(op, 4, "dilation", 1), rank) if kind == "max" else (1,) * rank
+    source = leaf(graph, op.args[0]) if isinstance(op.args[0], Ref) else None
+    shape = op.outs[0].shape
+    index = len(graph.inputs) + place
+    used = {ref.item for each in graph.ops for ref in each.refs() if ref.index == index}
+    used |= {ref.item for ref in graph.outputs if ref.index == index}
+    offsets = 1 in used
+    if source is None or source.dtype not in HELD_FLOATS or 0 in shape or len(shape) < rank:
+        return None
+    if {len(window), len(stride), len(pad), len(dilation)} != {rank} or (offsets and rank != 2):
+        return None
+    if offsets and (name_of(op) != "_low_memory_max_pool_with_offsets" or numel(window) > 127):
+        return None
+    lead, outs = shape[: len(shape) - rank], shape[len(shape) - rank :]
+    values = {(index, 0): "acc", (index, 1): "off"} if offsets else {(index, 0): "acc"}
+    body = after(graph, values, (*lead, *outs), "cpp")
+    if body is None:
+        return None
+    override = _at(op, 6, "divisor_override", None)
+    whole = bool(_at(op, 5, "count_include_pad", True)) if kind == "avg" else True
+    divisor = override if isinstance(override, int) and kind == "avg" else None
+    return Pool(kind, rank, window, stride, pad, dilation, whole, divisor, offsets, source, lead, outs, body)
+
+
+def _at(op: Op, place: int, name: str, default: Arg) -> Arg:
+    return op.args[place] if len(op.args) > place else dict(op.kwargs).get(name, default)
+
+
+def _tuple(value: Arg, rank: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * rank
+    if not isinstance(value, tuple) or not all(isinstance(v, int) for v in value):
+        return ()
+    numbers = tuple(int(v) for v in value if isinstance(v, int))
+    return numbers * rank if len(numbers) == 1 else numbers
+
+
+def _space(task: KernelTask, found: Pool, lanes: int) -> Space | None:
+    form = "offsets" if found.offsets else "channels" if found.channels else "planes"
+    lane = len(found.lead) - 1 if found.channels else len(found.lead) + found.rank - 1
+    stream = (0, 1) if aligned(found.body, lane, lanes) else (0,)
+    axes = {"ROWS": (1, 2, 4, 8, 16), "NT": stream}
+    start: list[Point] = [{"ROWS": 4, "NT": 0}, {"ROWS": 16, "NT": 0}, {"ROWS": 1, "NT": 0}, {"ROWS": 4, "NT": stream[-1]}]
+    if form != "planes":
+        axes, start = {"ROWS": (1,), "NT": stream}, [{"ROWS": 1, "NT": s} for s in stream]
+
+    def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
+        outs = [builder.empty_output(place) for place in range(len(found.body.stores))]
+        writer = _Writer(found, args, outs, point, lane)
+        return {"planes": writer.planes, "channels": writer.channels, "offsets": writer.offsets}[form](), outs
+
+    def moves(point: Point) -> tuple[str, ...]:
+        named = {"planes": "separable-window", "channels": "vector-channels", "offsets": "phase-rows"}
+        return (named[form], *(["stream-stores"] if point["NT"] else []))
+
+    return cpp_space(NAME, task, lanes, axes, list({str(p): p for p in start}.values()), make, moves=moves, helpers=lambda point: HELPERS)
+
+
+class _Writer:
+    def __init__(self, found: Pool, args: Args, outs: list[Tensor], point: Point, lane: int) -> None:
+        self.found, self.args, self.outs, self.lane = found, args, outs, lane
+        self.stream, self.rows = bool(point["NT"]), int(point["ROWS"])
+        self.names = (*(f"l{i}" for i in range(len(found.lead))), *D[: found.rank])
+        self.in_sizes = [args.size(size) for size in found.sizes]
+        self.out_sizes = [args.size(size) for size in found.outs]
+        self.total = args.size(simplify(numel((*found.lead, *found.outs)) * numel(found.window)))
+        self.low = "0.0f" if found.kind == "avg" else "-__builtin_inff()"
+        self.source = args.input(found.input.index)
+        lead = [f"l{i}" for i in range(len(found.lead))]
+        self.base = f"{self.source} + {args.address(found.input.strides[: len(lead)], lead)}"
+
+    def join(self, a: str, b: str) -> str:
+        return f"kv::max_nan({a}, {b})" if self.found.kind == "max" else f"{a} + {b}"
+
+    def finish(self, tail: str) -> list[str]:
+        lines = statements(self.args, self.found.body, self.names, self.lane, tail)
+        return lines + stores(self.args, self.found.body, self.names, self.lane, self.outs, tail, self.stream)
+
+    def window_loops(self, dims: range) -> tuple[list[str], str]:
+        """Loops over the window's places inside the input in these dimensions, and their address."""
+        found, lines, words = self.found, [], []
+        for a in dims:
+            place = f"{D[a]} * {found.stride[a]} - {found.pad[a]} + k{a} * {found.dilation[a]}"
+            lines.append(f"for (int64_t k{a} = 0; k{a} < {found.window[a]}; k{a}++) {{ const int64_t p{a} = {place};")
+            lines.append(f"if (p{a} < 0 || p{a} >= {self.in_sizes[a]}) continue;")
+            words.append(f"p{a} * {self.args.size(found.steps[a])}")
+        return lines, " + ".join(words) or "0"
+
+    def count(self, dims: range) -> str:
+        """Places that a window's sum is divided by, over these dimensions."""
+        found = self.found
+        words = [f"kv::places({D[a]} * {found.stride[a]} - {found.pad[a]}, {found.window[a]}, {self.in_sizes[a]}, "
+                 f"{found.pad[a]}, {'true' if found.whole else 'false'})" for a in dims]  # fmt: skip
+        return " * ".join(words) or "1"
+
+    # Planes
+
+    def planes(self) -> str:
+        """One thread takes ROWS rows of the output; its buffer holds one reduced input row with its padding."""
+        found, args = self.found, self.args
+        last = found.rank - 1
+        span = (found.window[last] - 1) * found.dilation[last]
+        outer = [*(args.size(s) for s in found.lead), *self.out_sizes[:last]]
+        flat = " * ".join(outer) or "1"
+        width, out_width = self.in_sizes[last], self.out_sizes[last]
+        room = f"({out_width} + kv::L) * {found.stride[last]} + {span} + {width} + 2 * {found.pad[last]} + 4 * kv::L"
+        row_names = self.names[:-1]
+        lines = [
+            f"const int64_t rows = {flat};",
+            f"#pragma omp parallel if ({self.total} > {SMALL})",
+            "{",
+            f"const int64_t room = {room};",
+            "float* buffer = (float*)aligned_alloc(64, (room * 4 + 63) / 64 * 64);",
+            "for (int64_t k = 0; k < room; k++) buffer[k] = " + self.low + ";",
+            f"float* line = buffer + {found.pad[last]};",
+            *self.width_counts(),
+            f"#pragma omp for schedule(static, {self.rows})",
+            "for (int64_t r = 0; r < rows; r++) {",
+            *(index_of(args, (*found.lead, *found.outs[:last]), row_names, "r") if row_names else []),
+            *self.reduce_rows(width),
+            *([f"const float high = (float)({self.count(range(last))});"] if found.kind == "avg" and not found.divisor else []),
+            f"int64_t {D[last]} = 0;",
+            f"for (; {D[last]} + kv::L <= {out_width}; {D[last]} += kv::L) {{",
+            *self.along_width(last),
+            *self.finish(""),
+            "}",
+            f"if ({D[last]} < {out_width}) {{ const int n = (int)({out_width} - {D[last]});",
+            *self.along_width(last),
+            *self.finish("n"),
+            "}",
+            "}",
+            "free(buffer);" if found.divisor or found.kind == "max" else "free(buffer); free(across);",
+            *(["kv::fence();"] if self.stream else []),
+            "}",
+        ]
+        return "\n".join(lines)
+
+    def width_counts(self) -> list[str]:
+        found, last = self.found, self.found.rank - 1
+        if found.kind == "max" or found.divisor:
+            return []
+        out_width = self.out_sizes[last]
+        return [
+            f"float* across = (float*)aligned_alloc(64, (({out_width} + kv::L) * 4 + 63) / 64 * 64);",
+            f"for (int64_t {D[last]} = 0; {D[last]} < {out_width} + kv::L; {D[last]}++)",
+            f"across[{D[last]}] = (float)std::max<int64_t>(1, {self.count(range(last, last + 1))});",
+        ]
+
+    def reduce_rows(self, width: str) -> list[str]:
+        """Fill `line` with the join of the window's input rows."""
+        found, last = self.found, self.found.rank - 1
+        loops, where = self.window_loops(range(last))
+        step = found.steps[last]
+        load = "kv::load(from + x)" if step == 1 else f"kv::load_step(from + x * {self.args.size(step)}, {self.args.size(step)}, kv::L)"
+        part = "kv::load_n(from + x, m)" if step == 1 else f"kv::load_step(from + x * {self.args.size(step)}, {self.args.size(step)}, m)"
+        return [
+            "bool begun = false;",
+            *loops,
+            f"const auto* from = {self.base} + {where};",
+            "int64_t x = 0;",
+            f"if (begun) for (; x + kv::L <= {width}; x += kv::L) kv::store(line + x, {self.join('kv::load(line + x)', load)});",
+            f"else for (; x + kv::L <= {width}; x += kv::L) kv::store(line + x, {load});",
+            f"if (x < {width}) {{ const int m = (int)({width} - x);",
+            f"kv::store_n(line + x, begun ? {self.join('kv::load_n(line + x, m)', part)} : {part}, m); }}",
+            "begun = true;",
+            "}" * len(range(last)),
+            f"if (!begun) for (int64_t x = 0; x < {width}; x++) line[x] = {self.low};",
+        ]
+
+    def along_width(self, last: int) -> list[str]:
+        """`acc`: L neighbouring windows of the padded row; stride 2 takes even and odd places apart by shuffles."""
+        found = self.found
+        s, k, dilation = found.stride[last], found.window[last], found.dilation[last]
+        lines = [f"const float* at = buffer + {D[last]} * {s};"]
+        if s == 2:
+            lines.append("kv::vf " + ", ".join(f"w{b}" for b in range(k)) + ";")
+            done = set()
+            for b in range(k):
+                if b in done:
+                    continue
+                odd = b + 1 if dilation == 1 and b + 1 < k else None
+                call = f"kv::halves(at + {b * dilation}, w{b}, " + (f"w{odd});" if odd is not None else f"kv_none{b});")
+                lines.append((f"kv::vf kv_none{b}; " if odd is None else "") + call)
+                done |= {b, odd}
+        else:
+            for b in range(k):
+                load = f"kv::load(at + {b * dilation})" if s == 1 else f"kv::load_step(at + {b * dilation}, {s}, kv::L)"
+                lines.append(f"const kv::vf w{b} = {load};")
+        total = "w0"
+        for b in range(1, k):
+            total = self.join(total, f"w{b}")
+        if found.kind == "avg":
+            by = f"{found.divisor}.0f" if found.divisor else None
+            total = f"({total}) / " + (f"kv::vf({by})" if by else f"(kv::load(across + {D[last]}) * kv::vf(high))")
+        return [*lines, f"const kv::vf acc = {total};"]
+
+    # Channels
+
+    def channels(self) -> str:
+        """Vectors over channels; one output place at a time, its window straight from the input."""
+        found, args = self.found, self.args
+        channel = f"l{len(found.lead) - 1}"
+        size = args.size(found.lead[-1])
+        row_sizes, row_names = (*found.lead[:-1], *found.outs), (*self.names[: len(found.lead) - 1], *D[: found.rank])
+        flat = " * ".join(args.size(s) for s in row_sizes)
+        loops, where = self.window_loops(range(found.rank))
+        divide = []
+        if found.kind == "avg":
+            by = f"{found.divisor}.0f" if found.divisor else f"(float)std::max<int64_t>(1, {self.count(range(found.rank))})"
+            divide = [f"const kv::vf by = kv::vf({by});"]
+
+        def vector(tail: str) -> list[str]:
+            load = f"kv::load_n(from, {tail})" if tail else "kv::load(from)"
+            shown = "sum / by" if found.kind == "avg" else "sum"
+            return [
+                f"kv::vf sum = kv::splat({self.low});",
+                *loops,
+                f"const auto* from = {self.base} + {where};",
+                f"sum = {self.join('sum', load)};",
+                "}" * found.rank,
+                f"const kv::vf acc = {shown};",
+                *self.finish(tail),
+            ]
+
+        return "\n".join([
+            f"const int64_t rows = {flat};",
+            f"#pragma omp parallel for schedule(static) if ({self.total} > {SMALL})",
+            "for (int64_t r = 0; r < rows; r++) {",
+            *index_of(args, row_sizes, row_names, "r"),
+            *divide,
+            f"int64_t {channel} = 0;",
+            f"for (; {channel} + kv::L <= {size}; {channel} += kv::L) {{",
+            *vector(""),
+            "}",
+            f"if ({channel} < {size}) {{ const int n = (int)({size} - {channel});",
+            *vector("n"),
+            "}",
+            *(["kv::fence();"] if self.stream else []),
+            "}",
+        ])  # fmt: skip
+
+    # Offsets
+
+    def offsets(self) -> str:
+        """Value and place: later places win where they are greater or NaN, the first place inside where none is."""
+        found, args = self.found, self.args
+        if found.channels:
+            channel, size = f"l{len(found.lead) - 1}", args.size(found.lead[-1])
+            row_sizes, row_names = (*found.lead[:-1], *found.outs), (*self.names[: len(found.lead) - 1], *D[:2])
+        else:
+            channel, size = D[1], self.out_sizes[1]
+            row_sizes, row_names = (*found.lead, found.outs[0]), (*self.names[: len(found.lead)], D[0])
+        flat = " * ".join(args.size(s) for s in row_sizes)
+        first = [f"const int64_t first{a} = kv::inside({D[a]} * {found.stride[a]} - {found.pad[a]}, {found.dilation[a]});" for a in range(2)]
+
+        def vector(tail: str) -> list[str]:
+            return [
+                "kv::vf best = kv::splat(-__builtin_inff());",
+                *(self.offset_channels(tail) if found.channels else self.offset_width(tail or "kv::L")),
+                "const kv::vf acc = best; const kv::vi off = kv::vi(__builtin_convertvector(place, kv::lv)); (void)off;",
+                *self.finish(tail),
+            ]
+
+        return "\n".join([
+            f"const int64_t rows = {flat};",
+            f"#pragma omp parallel for schedule(static) if ({self.total} > {SMALL})",
+            "for (int64_t r = 0; r < rows; r++) {",
+            *index_of(args, row_sizes, row_names, "r"),
+            *(first if found.channels else first[:1]),
+            f"int64_t {channel} = 0;",
+            f"for (; {channel} + kv::L <= {size}; {channel} += kv::L) {{",
+            *vector(""),
+            "}",
+            f"if ({channel} < {size}) {{ const int n = (int)({size} - {channel});",
+            *vector("n"),
+            "}",
+            *(["kv::fence();"] if self.stream else []),
+            "}",
+        ])  # fmt: skip
+
+    def offset_channels(self, tail: str) -> list[str]:
+        found = self.found
+        loops, where = self.window_loops(range(2))
+        load = f"kv::load_n({self.base} + {where}, {tail})" if tail else f"kv::load({self.base} + {where})"
+        return [
+            f"kv::iv place = kv::iv{{}} + (int32_t)(first0 * {found.window[1]} + first1);",
+            *loops,
+            f"kv::newer({load}, (int32_t)(k0 * {found.window[1]} + k1), best, place);",
+            "} }",
+        ]
+
+    def offset_width(self, many: str) -> list[str]:
+        """Lanes are neighbouring windows of one row; a place outside counts as -inf, which never wins."""
+        found = self.found
+        s, pad, dilation, k = found.stride[1], found.pad[1], found.dilation[1], found.window[1]
+        step = self.args.size(found.steps[1])
+        loops, where = self.window_loops(range(1))
+        start = f"({D[1]} * {s} - {pad} + k1 * {dilation})"
+        return [
+            f"kv::iv place; for (int q = 0; q < kv::L; q++) place[q] = (int32_t)(first0 * {k} + kv::inside(({D[1]} + q) * {s} - {pad}, {dilation}));",
+            *loops,
+            f"for (int64_t k1 = 0; k1 < {k}; k1++) {{",
+            f"kv::newer(kv::edge({self.base} + {where}, {start}, {s}, {step}, {self.in_sizes[1]}, {many}), (int32_t)(k0 * {k} + k1), best, place);",
+            "} }",
+        ]
