@@ -75,14 +75,27 @@ class Hunt:
         })  # fmt: skip
 
     def verified_again(self, each: Wanted, kernel: Kernel, purse: Purse) -> Choice | None:
-        """Prove a stored kernel here once; it is stored with what was seen. None where it holds no more."""
+        """Prove a stored kernel here once; it is stored with what was seen. None where it holds no more.
+
+        A kernel that did not hold is set aside, or remembered as rejected where it lies in a read-only tier.
+        """
+        key = self._rejection_key(each, kernel)
+        if self.store.get_record(key) is not None:
+            return None
         outcome = self._run(each, lambda trial: _confirmed(trial.confirm(kernel.candidate), kernel.candidate))
         if isinstance(outcome, str):
-            return None
+            return Choice(reason="not-verified-here", undecided=True, detail=outcome)
         purse.closed = purse.closed or outcome.interrupted
-        if outcome.candidate is None or outcome.evidence is None:
-            return None
-        return Choice(self._keep(each, outcome.candidate, outcome.evidence), "hit", outcome.evidence.ratio)
+        if outcome.candidate is not None and outcome.evidence is not None:
+            return Choice(self._keep(each, outcome.candidate, outcome.evidence), "hit", outcome.evidence.ratio)
+        if outcome.interrupted:
+            return Choice(reason="interrupted", undecided=True)
+        self.store.put_record(GraphRecord(key, current(each.device).fingerprint().key, ()))
+        self.store.remove(each.task.key, kernel.fingerprint, f"{outcome.reason} with the software that is here now")
+        return None
+
+    def _rejection_key(self, each: Wanted, kernel: Kernel) -> str:
+        return digest({"rejected": kernel.key, "soft": current(each.device).soft()})
 
     def search(self, each: Wanted, seconds: float, purse: Purse) -> Choice:
         """Search for so many seconds. A winner is in the store; a search that came to its own end is remembered."""

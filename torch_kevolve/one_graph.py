@@ -120,7 +120,7 @@ class OneGraph:
         verdicts = sorted(f"{r.phase} {r.task} {r.status} {r.kernel}" for r in record.regions)
         gates = {phase: gate.get("kept") for phase, gate in record.gate.items()}
         return digest({
-            "kevolve": VERSION, "settings": self.settings.semantic,
+            "kevolve": VERSION, "settings": self.settings.semantic, "soft": current(device).soft(),
             "kernels": kernels, "verdicts": verdicts, "gates": gates,
         })  # fmt: skip
 

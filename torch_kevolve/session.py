@@ -81,32 +81,22 @@ class Session:
         return out
 
     def _known(self, each: Wanted, purse: Purse) -> Choice | None:
-        here = current(each.device)
-        kernel = self.store.get(each.task.key, here.fingerprint())
-        if kernel is None:
-            TALLY.add("misses")
-            return None
-        soft = kernel.evidence.device.get("soft", {}) if kernel.evidence.device else {}
-        now = here.soft()
-        changed = [name for name in SOFT if name in soft and soft.get(name) != now.get(name, "")]
-        if not changed:
-            TALLY.add("hits")
-            return Choice(kernel, "hit", kernel.evidence.ratio)
-        return self._verified_again(each, kernel, changed, purse)
-
-    def _verified_again(self, each: Wanted, kernel: Kernel, changed: list[str], purse: Purse) -> Choice | None:
-        """Another torch, triton, compiler or driver: prove the kernel here once.
-
-        None where it holds no more: the task is then searched like any other.
-        """
-        detail = f"changed: {', '.join(changed)}"
-        if not self._may_search() or purse.closed:
-            TALLY.add("misses")
-            return Choice(reason="not-verified-here", undecided=True, detail=detail)
-        with purse.turn:
-            choice = self.hunt.verified_again(each, kernel, purse)
-        TALLY.add("misses" if choice is None else "hits")
+        kernel = self._stored(each)
+        changed = [] if kernel is None else _changed(kernel, current(each.device).soft())
+        choice = None
+        if kernel is not None and not changed:
+            choice = Choice(kernel, "hit", kernel.evidence.ratio)
+        elif kernel is not None and self._may_search() and not purse.closed:
+            # Another torch, triton, compiler or driver: the kernel is proven here once, or searched for anew.
+            with purse.turn:
+                choice = self.hunt.verified_again(each, kernel, purse)
+        elif kernel is not None:
+            choice = Choice(reason="not-verified-here", undecided=True, detail=f"changed: {', '.join(changed)}")
+        TALLY.add("hits" if choice is not None and choice.kernel is not None else "misses")
         return choice
+
+    def _stored(self, each: Wanted) -> Kernel | None:
+        return self.store.get(each.task.key, current(each.device).fingerprint())
 
     def _may_search(self) -> bool:
         return self.settings.effort != "none" and _local_rank() == 0
@@ -132,12 +122,20 @@ class Session:
                     return self.hunt.search(each, seconds, purse)
 
     def _found_meanwhile(self, each: Wanted) -> Choice | None:
-        kernel = self.store.get(each.task.key, current(each.device).fingerprint())
-        return None if kernel is None else Choice(kernel, "hit", kernel.evidence.ratio)
+        kernel = self._stored(each)
+        if kernel is None or _changed(kernel, current(each.device).soft()):
+            return None
+        return Choice(kernel, "hit", kernel.evidence.ratio)
 
     def _wish(self, each: Wanted, reason: str) -> Choice:
         self.store.wish(each.task, dict(each.binding), each.share)
         return Choice(reason=reason, undecided=True)
+
+
+def _changed(kernel: Kernel, now: Mapping[str, object]) -> list[str]:
+    """The parts of the software whose change since the proof asks for another."""
+    then = kernel.evidence.device.get("soft", {}) if kernel.evidence.device else {}
+    return [name for name in SOFT if name in then and then[name] != now.get(name, "")]
 
 
 @cache
