@@ -29,12 +29,12 @@ def facts(vector: int = 0) -> DeviceFacts:
 
 
 def candidates(family: Any, task: KernelTask, count: int, vector: int = 0) -> list[tuple[str, Any]]:
-    """(point, candidate): all starting points, and others up to `count`."""
+    """(point, candidate): the first starting points and one other."""
     space = family.match(task, facts(vector))
     assert space is not None, f"{family.name} does not claim {task.graph.targets}"
-    chosen = list(space.start)
-    others = [p for p in space.points() if p not in chosen]
-    chosen += random.Random(1).sample(others, max(0, min(len(others), count - len(chosen))))
+    chosen = list(space.start[: count - 1])
+    others = [p for p in space.points() if p not in space.start]
+    chosen += random.Random(1).sample(others, min(len(others), 1))
     return [(str(dict(p)), space.render(p)) for p in chosen]
 
 
@@ -54,7 +54,7 @@ def problems(
     family: Any,
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
-    count: int = 6,
+    count: int = 4,
     loose: float = 1.0,
     vector: int = 0,
     exact: Callable[..., Any] | None = None,

@@ -10,8 +10,9 @@ import struct
 from dataclasses import dataclass
 
 WRITE, ALLOC, TLS = 0x1, 0x2, 0x400
-RELOCATED = (".data.rel.ro",)
-"""Constants whose addresses the linker fills in: writable on paper, read-only once loaded."""
+RELOCATED = (".data.rel.ro", ".data.rel.local.DW.ref.__gxx_personality_v0")
+"""Constants whose addresses the linker fills in. g++ refers to its unwinder wherever a parallel loop has a streaming store,
+which it does not know to be free of exceptions."""
 START_CODE = (".init_array", ".ctors", ".preinit_array", ".fini_array", ".dtors", ".init", ".fini")
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of a cubin's `.nv.info`: registers per thread, bytes of stack per thread (spills and local arrays)."""
@@ -77,9 +78,9 @@ def start_code(blob: bytes) -> str:
 def writable(blob: bytes) -> str:
     """The name of a section that keeps state between calls; empty: there is none."""
     for part in sections(blob):
-        if part.size and part.flags & ALLOC and part.flags & (WRITE | TLS):
-            if not part.name.startswith((*RELOCATED, *START_CODE)):
-                return part.name
+        kept = part.size and part.flags & ALLOC and part.flags & (WRITE | TLS)
+        if kept and not part.name.startswith((*RELOCATED, *START_CODE)):
+            return part.name
     return ""
 
 

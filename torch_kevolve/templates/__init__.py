@@ -17,7 +17,6 @@ from torch_kevolve.templates.pooling_triton import PoolingTriton
 from torch_kevolve.templates.rowwise_cpp import RowwiseCpp
 from torch_kevolve.templates.rowwise_triton import RowwiseTriton
 from torch_kevolve.templates.scan_cpp import ScanCpp
-from torch_kevolve.templates.scan_cpp import ScanCpp
 from torch_kevolve.templates.scan_triton import ScanTriton
 from torch_kevolve.templates.small_matmul_triton import SmallMatmulTriton
 from torch_kevolve.templates.twin import Twin
@@ -34,7 +33,6 @@ TEMPLATES: Registry[type[Family]] = Registry(
             ScanCpp,
             PoolingCpp,
             RowwiseTriton,
-            ScanCpp,
             PoolingCpp,
             EmbeddingTriton,
             PoolingTriton,

@@ -248,7 +248,9 @@ KV dv wide(vf x) { return __builtin_convertvector(x.v, dv); }
 KV float hmax_nan(vf x) { vf m = x; float r = m.v[0]; for (int k = 1; k < L; k++) r = (m.v[k] > r || m.v[k] != m.v[k]) && r == r ? m.v[k] : r; return r; }
 KV float hmin_nan(vf x) { float r = x.v[0]; for (int k = 1; k < L; k++) r = (x.v[k] < r || x.v[k] != x.v[k]) && r == r ? x.v[k] : r; return r; }
 KV vm first(int n) { iv r; for (int k = 0; k < L; k++) r[k] = -(int32_t)(k < n); return {r}; }
+// An aligned store that goes past the caches; buffers may be handed in at any address, so alignment is looked at.
 KV void stream(float* p, vf x) {
+  if ((uintptr_t)p % (4 * L)) return store(p, x);
 #if defined(__AVX512F__) && LANES == 16
   __builtin_ia32_movntps512(p, (float __attribute__((vector_size(64))))x.v);
 #elif defined(__AVX__) && LANES == 8
