@@ -1,14 +1,16 @@
 """Graph memory: nothing recorded is lost."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
-from samples import candidate, evidence, fingerprint, task
 
+from samples import candidate, evidence, fingerprint, task
 from torch_kevolve.graph_memory import ExperienceGraph
 
 
@@ -54,6 +56,92 @@ def test_a_torn_line_costs_itself_only(tmp_path, torn):
     with segment.open("a") as file:
         file.write(torn)
     assert len(ExperienceGraph.open(tmp_path).cases(task().key)) == 1
+
+
+def test_a_row_that_is_half_written_is_read_when_it_is_whole(tmp_path):
+    writer = ExperienceGraph.open(tmp_path / "writer")
+    writer.record_case(task(), candidate(), evidence(), fingerprint())
+    text = next((tmp_path / "writer" / "segments").glob("*.jsonl")).read_text()
+    segments = tmp_path / "reader" / "segments"
+    segments.mkdir(parents=True)
+    reader = ExperienceGraph.open(tmp_path / "reader")
+    for end in (1, len(text) // 2, len(text) - 1):
+        (segments / "a.jsonl").write_text(text[:end])
+        reader.refresh()
+        assert reader.cases(task().key) == []
+    (segments / "a.jsonl").write_text(text)
+    reader.refresh()
+    assert len(reader.cases(task().key)) == 1
+
+
+def test_refresh_reads_what_others_wrote_meanwhile_and_nothing_twice(tmp_path):
+    mine, other = ExperienceGraph.open(tmp_path), ExperienceGraph.open(tmp_path)
+    for number in range(3):
+        other.record_case(task(), candidate(f"// {number}"), evidence(), fingerprint())
+        mine.refresh()
+        assert len(mine.cases(task().key)) == number + 1
+    assert list(mine._segments.rows()) == []
+
+
+def test_a_full_disk_costs_one_row(tmp_path, monkeypatch):
+    graph = ExperienceGraph.open(tmp_path)
+    graph.record_case(task(), candidate("// 0"), evidence(), fingerprint())
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: len(data) // 2]))
+    graph.record_case(task(), candidate("// 1"), evidence(), fingerprint())
+    monkeypatch.setattr(os, "write", write)
+    graph.record_case(task(), candidate("// 2"), evidence(), fingerprint())
+    assert len(graph.cases(task().key)) == 3  # this process has seen all of them
+    found = [case.candidate for case in ExperienceGraph.open(tmp_path).cases(task().key)]
+    assert found == [candidate("// 0").id, candidate("// 2").id]
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    graph = ExperienceGraph.open(tmp_path / "file" / "graph")
+    for number in range(3):
+        graph.record_case(task(), candidate(f"// {number}"), evidence(), fingerprint())
+    assert len(graph.cases(task().key)) == 3 and caplog.text.count("not kept") == 1
+
+
+def test_evidence_that_is_not_plain_is_kept_as_text(tmp_path):
+    graph = ExperienceGraph.open(tmp_path)
+    odd = replace(evidence(ok=False), note="\ud800", profile={"where": tmp_path}, ratio=float("nan"))
+    graph.record_case(task(), candidate(), odd, fingerprint())
+    (case,) = ExperienceGraph.open(tmp_path).cases(task().key)
+    assert case.evidence["profile"]["where"] == str(tmp_path) and case.evidence["note"] == "\ud800"
+
+
+def _record_many(folder, number):
+    graph = ExperienceGraph.open(folder)
+    for turn in range(20):
+        graph.record_case(task(), candidate(f"// {number} {turn}"), evidence(), fingerprint())
+
+
+def test_eight_processes_record_at_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_record_many, args=(tmp_path, number)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    graph = ExperienceGraph.open(tmp_path)
+    assert graph.counts()["Case"] == 160 and graph.counts()["Task"] == 1
+    lines = next((tmp_path / "journal").glob("*.md")).read_text().splitlines()
+    assert sum(line.startswith("- `") for line in lines) == 160
+
+
+def test_a_forked_child_writes_a_segment_of_its_own(tmp_path):
+    graph = ExperienceGraph.open(tmp_path)
+    graph.record_case(task(), candidate("// parent"), evidence(), fingerprint())
+    child = multiprocessing.get_context("fork").Process(
+        target=graph.record_case, args=(task(), candidate("// child"), evidence(), fingerprint())
+    )
+    child.start()
+    child.join()
+    assert len(list((tmp_path / "segments").glob("*.jsonl"))) == 2
+    assert len(ExperienceGraph.open(tmp_path).cases(task().key)) == 2
 
 
 def test_kill_9_loses_nothing_that_was_recorded(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -24,6 +24,6 @@ def current(device: torch.device | str) -> Device:
     return _made(where.type, index)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _made(kind: str, index: int) -> Device:
     return DEVICES[kind](index)

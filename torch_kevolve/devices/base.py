@@ -11,9 +11,9 @@ from torch_kevolve.kernel import Fingerprint
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a template needs to know. Sizes in bytes; `units`: usable CPU cores or SMs; `arch` as `cuda:90`, `cpu:native`.
+    """What a template needs to know. Sizes in bytes; `units`: CPU threads or SMs; `arch`: `cuda:90`, `cpu:native`.
 
-    `vector_bytes`: width of a CPU vector register (64 for AVX-512), 0 on a GPU. `shared_bytes`: shared memory per block.
+    `vector_bytes`: width of a CPU vector register (64 for AVX-512), 0 on a GPU. `shared_bytes`: shared memory a block.
     """
 
     type: str
@@ -30,7 +30,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured roofs: bytes/s of a large copy and of reads from the last-level cache, FLOP/s of fp32 and bf16 matmul."""
+    """Measured roofs: bytes/s of a large copy and of reads from the last-level cache, FLOP/s of fp32 and bf16 matmul.
+
+    `cache_bytes`: all last-level caches of the cores that we may use. None of the figures is below what was seen once.
+    """
 
     copy_bytes_s: float
     cache_bytes_s: float
@@ -71,4 +74,3 @@ class Device(Protocol):
     def load(self) -> float:
         """Share of the device that others use now, 0 to 1, as far as it can be read."""
         ...
-

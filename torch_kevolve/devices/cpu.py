@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from contextlib import AbstractContextManager
@@ -59,7 +60,7 @@ class Cpu:
 
     def ceilings(self) -> Ceilings:
         if self._ceilings is None:
-            self._ceilings = kept(self.fingerprint(), lambda: measure_cpu(self.facts().l3_bytes))
+            self._ceilings = kept(self, lambda: measure_cpu(_last_level_bytes() or self.facts().l3_bytes))
         return self._ceilings
 
     def lock(self) -> AbstractContextManager[None]:
@@ -115,12 +116,28 @@ def _caches() -> dict[int, int]:
         try:
             if (index / "type").read_text().strip() == "Instruction":
                 continue
-            level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
+            sizes[int((index / "level").read_text())] = _bytes((index / "size").read_text())
         except (OSError, ValueError):
             continue
-        unit = {"K": 1024, "M": 2**20, "G": 2**30}.get(size[-1:], 1)
-        sizes[level] = int(size.rstrip("KMG")) * unit
     return sizes
+
+
+def _last_level_bytes() -> int:
+    """Bytes of all last-level caches that the cores we may use share, each counted once; 0 if it cannot be read."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(psutil.cpu_count() or 1)
+    found: dict[str, int] = {}
+    for core in usable:
+        levels = sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"))
+        try:
+            found[(levels[-1] / "shared_cpu_list").read_text()] = _bytes((levels[-1] / "size").read_text())
+        except (OSError, ValueError, IndexError):
+            continue
+    return sum(found.values())
+
+
+def _bytes(text: str) -> int:
+    text = text.strip()
+    return int(text.rstrip("KMG")) * {"K": 1024, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
 
 
 def _compiler() -> str:

@@ -35,8 +35,8 @@ class Cuda:
             l1_bytes=props.shared_memory_per_multiprocessor,
             l2_bytes=props.L2_cache_size,
             l3_bytes=0,
-            shared_bytes=props.shared_memory_per_block_optin,
-            registers=props.regs_per_multiprocessor,
+            shared_bytes=getattr(props, "shared_memory_per_block_optin", props.shared_memory_per_block),
+            registers=getattr(props, "regs_per_multiprocessor", 65536),
             warp=props.warp_size,
         )
 
@@ -64,13 +64,12 @@ class Cuda:
 
     def ceilings(self) -> Ceilings:
         if self._ceilings is None:
-            self._ceilings = kept(
-                self.fingerprint(), lambda: measure_cuda(f"cuda:{self.index}", self._props.L2_cache_size)
-            )
+            self._ceilings = kept(self, lambda: measure_cuda(f"cuda:{self.index}", self._props.L2_cache_size))
         return self._ceilings
 
     def lock(self) -> AbstractContextManager[None]:
-        return device_lock(f"cuda{self._props.uuid}" if hasattr(self._props, "uuid") else f"cuda{self.index}")
+        # By the card's own name: its index differs between processes with their own CUDA_VISIBLE_DEVICES.
+        return device_lock(f"cuda-{getattr(self._props, 'uuid', self.index)}")
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)

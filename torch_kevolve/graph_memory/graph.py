@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 
@@ -43,9 +44,9 @@ class ExperienceGraph:
         return graph
 
     def refresh(self) -> None:
-        """Read what all processes wrote so far."""
-        for row in self._segments.rows():
-            with self._lock:
+        """Read what all processes wrote since the last time."""
+        with self._lock:
+            for row in self._segments.rows():
                 self._take(row)
 
     def record_case(
@@ -60,7 +61,7 @@ class ExperienceGraph:
         case = case_of(task.key, fingerprint.key, candidate, evidence, began_from, time.time())
         with self._lock:
             if task.key not in self._targets:
-                row = {"kind": "Task", "id": task.key, "targets": list(task.graph.targets)}
+                row: dict[str, Any] = {"kind": "Task", "id": task.key, "targets": list(task.graph.targets)}
                 self._segments.append(row)
                 self._take(row)
             if fingerprint.key not in self._devices:
@@ -132,7 +133,7 @@ class ExperienceGraph:
                 if case.id not in self._cases:
                     self._cases[case.id] = case
                     self._by_task[case.task].append(case.id)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             log.info("a row of the experience graph is skipped: %r", error)
 
 

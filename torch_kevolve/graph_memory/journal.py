@@ -30,7 +30,7 @@ def write_entry(folder: Path, case: Case) -> None:
         head = b"" if path.exists() else f"# Task {case.task[:16]}\n\n".encode()
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            os.write(handle, head + entry(case).encode())
+            os.write(handle, head + entry(case).encode(errors="replace"))
         finally:
             os.close(handle)
     except OSError as error:
