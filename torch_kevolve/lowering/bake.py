@@ -133,7 +133,8 @@ def pin(layout: Layout) -> Callable[..., Any]:
     """The function that hands a tensor on with exactly these strides."""
 
     def kevolve_pin(x: Any) -> Any:
-        return x if isinstance(x, torch.Tensor) else _pinned(x, layout)
+        # A bare StorageBox is not broadcast and has no views: lowerings of what reads it next expect a TensorBox.
+        return x if isinstance(x, torch.Tensor) else _boxed(_pinned(x, layout))
 
     kevolve_pin.__qualname__ = "kevolve_pin"
     kevolve_pin._inductor_lowering_function = True  # type: ignore[attr-defined]
@@ -158,3 +159,7 @@ def library_call(target: Any) -> Callable[..., Any]:
 def _pinned(x: Any, layout: Layout) -> Any:
     x = ir.ExternKernel.realize_input(x)
     return ir.ExternKernel.require_exact_strides(x, list(layout.strides)) if layout.strides else x
+
+
+def _boxed(x: Any) -> Any:
+    return x if isinstance(x, ir.TensorBox) else ir.TensorBox(x)
