@@ -1,4 +1,4 @@
-"""Matmul parts: what the Triton matmul families share.
+"""Matmul parts: what the matmul families share.
 
 The anchor with its operands as seen through views, the logsumexp that may follow it, and texts that load tiles.
 """
@@ -33,8 +33,8 @@ class Matmul:
     tail: Body | None = None
 
 
-def find(task: KernelTask) -> Matmul | None:
-    """The one matmul of a task with everything around it; None where something does not fit."""
+def find(task: KernelTask, language: str = "triton") -> Matmul | None:
+    """The one matmul of a task with everything around it, as statements of a language; None where something does not fit."""
     graph = task.graph
     places = [i for i, op in enumerate(graph.ops) if name_of(op) in ANCHORS]
     if len(places) != 1:
@@ -56,11 +56,11 @@ def find(task: KernelTask) -> Matmul | None:
     over = (0, 0, 0) if bias is None else _bias(bias, op.outs[0].shape)
     ends = logsumexp(graph, index) if len(domain) == 2 else None
     if ends is None:
-        body = after(graph, {(index, 0): "acc"}, domain)
+        body = after(graph, {(index, 0): "acc"}, domain, language)
         return None if body is None else Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body)
     head, end = ends
-    body = after(replace(graph, outputs=(head,)), {(index, 0): "acc"}, domain)
-    tail = after(graph, {(end.index, 0): "acc"}, (m,))
+    body = after(replace(graph, outputs=(head,)), {(index, 0): "acc"}, domain, language)
+    tail = after(graph, {(end.index, 0): "acc"}, (m,), language)
     if body is None or tail is None:
         return None
     return Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body, tail)
@@ -104,7 +104,7 @@ def _made(graph: TaskGraph, value: object, name: str) -> Op | None:
 
 def _strip(graph: TaskGraph, value: object) -> object:
     op = _op(graph, value)
-    while op is not None and name_of(op) in ("squeeze", "unsqueeze", "view", "expand"):
+    while op is not None and name_of(op) in ("squeeze", "unsqueeze", "view", "expand", "reshape"):
         value = op.args[0]
         op = _op(graph, value)
     return value
