@@ -1,4 +1,7 @@
-"""Inline evaluator: judge and runner in this process. For tests; a crash of a candidate is a crash of yours."""
+"""Inline evaluator: judge and runner in this process.
+
+For tests: a crash of a candidate is a crash of yours.
+"""
 
 from __future__ import annotations
 
