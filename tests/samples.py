@@ -24,7 +24,7 @@ def candidate(source="// exp", **provenance):
     return Candidate("cpp", source, build(task(), launch), made)
 
 
-def evidence(ratio=2.0, ok=True):
+def evidence(ratio=2.0, ok=True, **more):
     return Evidence(
         reached=Stage.DONE if ok else Stage.VERIFY,
         ok=ok,
@@ -34,6 +34,7 @@ def evidence(ratio=2.0, ok=True):
         ratio=ratio,
         ratio_lo=ratio * 0.98,
         ratio_hi=ratio * 1.02,
+        **more,
     )
 
 
