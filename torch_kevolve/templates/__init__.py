@@ -9,6 +9,7 @@ from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.registry import Registry
 from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.base import Family, Space
+from torch_kevolve.templates.columns_cpp import ColumnsCpp
 from torch_kevolve.templates.embedding_triton import EmbeddingTriton
 from torch_kevolve.templates.matmul_triton import MatmulTriton
 from torch_kevolve.templates.plane_matmul_triton import PlaneMatmulTriton
@@ -30,6 +31,7 @@ TEMPLATES: Registry[type[Family]] = Registry(
         for family in (
             Twin,
             RowwiseCpp,
+            ColumnsCpp,
             ScanCpp,
             PoolingCpp,
             RowwiseTriton,
