@@ -1,4 +1,4 @@
-"""Probes: one candidate against all exhibits, and against what a wrong kernel can hide behind.
+"""Probes: a candidate against all exhibits, and against what a wrong kernel can hide behind.
 
 Every run: outputs and scratch are poisoned, all buffers stand between guard bands, inputs are compared afterwards.
 Then once more with the other poison (memory that was read before it was written shows), once more the same (a race
