@@ -109,11 +109,11 @@ def compile_command(source: Path, target: Path) -> list[str]:
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     options = CppTorchOptions(vec_isa=pick_vec_isa(), include_pytorch=False, aot_mode=False, compile_only=False)
-    builder = CppBuilder(name=target.stem, sources=str(source), output_dir=str(target.parent), BuildOption=options)
+    # The command comes as one string: real paths, which may hold spaces, are put in after it is cut into words.
+    builder = CppBuilder(name="kernel", sources="/kevolve-source.cpp", output_dir="/kevolve", BuildOption=options)
     words = builder.get_command_line().split()
-    # Inductor names its own output after content; ours is named by the caller.
     words[words.index("-o") + 1] = str(target)
-    return words
+    return [str(source) if word == "/kevolve-source.cpp" else word for word in words]
 
 
 def object_commands(source: Path, middle: Path, target: Path) -> tuple[list[str], list[str]]:

@@ -14,14 +14,18 @@ from torch_kevolve.plan import Aten, Buffer, LaunchPlan, Prepare, Run, Step, Ten
 from torch_kevolve.sizes import bind, evaluate
 from torch_kevolve.task import DType, KernelTask
 
-
 Allocate = Callable[..., torch.Tensor]
 """allocate(shape, strides, dtype=, device=) -> tensor"""
+World = dict[str, torch.Tensor]
+Act = Callable[[World, torch.device], None]
+"""One step at known sizes."""
+PROGRAMS = 64
 
 
 class Replay:
     """A plan bound to a loaded kernel. Call it with the task's inputs; it returns the task's outputs.
 
+    Sizes are worked out once per set of input shapes: evaluating them takes 50 us a call, as long as a small kernel.
     `prepare` steps run once per version of the weights (address and version counter). Not safe for many threads.
     """
 
@@ -29,61 +33,90 @@ class Replay:
         self, plan: LaunchPlan, task: KernelTask, launcher: Launcher | None, allocate: Allocate = torch.empty_strided
     ) -> None:
         self.plan, self.task, self.launcher, self.allocate = plan, task, launcher, allocate
-        self._prepared: dict[int, tuple[Any, dict[str, torch.Tensor]]] = {}
+        self._frozen = tuple(f"x{i}" for i, spec in enumerate(task.graph.inputs) if spec.frozen)
+        self._programs: dict[tuple[tuple[int, ...], ...], list[Act]] = {}
         self.launches = 0
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        graph = self.task.graph
-        shapes = zip(graph.inputs, inputs, strict=True)
-        binding = bind((spec.shape, tuple(tensor.shape)) for spec, tensor in shapes)
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        program = self._programs.get(shapes)
+        if program is None:
+            program = self._program(shapes)
         device = inputs[0].device if inputs else torch.device("cpu")
-        world: dict[str, torch.Tensor] = dict(zip(self.plan.inputs, inputs, strict=True))
-        for place, step in enumerate(self.plan.steps):
-            if isinstance(step, Prepare):
-                world.update(self._prepare(place, step, world, binding, device))
-            else:
-                self._step(step, world, binding, device)
+        world: World = dict(zip(self.plan.inputs, inputs, strict=True))
+        for act in program:
+            act(world, device)
         return tuple(world[name] for name in self.plan.outputs)
 
-    def _prepare(
-        self, place: int, step: Prepare, world: dict[str, torch.Tensor], binding: Mapping[str, int], device: torch.device
-    ) -> dict[str, torch.Tensor]:
-        frozen = [world[f"x{i}"] for i, spec in enumerate(self.task.graph.inputs) if spec.frozen]
-        version = tuple((t.data_ptr(), t._version) for t in frozen)
-        known = self._prepared.get(place)
-        if known is None or known[0] != version:
-            inner = dict(world)
-            for each in step.steps:
-                self._step(each, inner, binding, device)
-            known = (version, {name: inner[name] for name in step.outs})
-            self._prepared[place] = known
-        return known[1]
+    def _program(self, shapes: tuple[tuple[int, ...], ...]) -> list[Act]:
+        binding = bind((spec.shape, actual) for spec, actual in zip(self.task.graph.inputs, shapes, strict=True))
+        if len(self._programs) >= PROGRAMS:
+            self._programs.clear()
+        program = [self._act(step, binding) for step in self.plan.steps]
+        self._programs[shapes] = program
+        return program
 
-    def _step(
-        self, step: Step, world: dict[str, torch.Tensor], binding: Mapping[str, int], device: torch.device
-    ) -> None:
+    def _act(self, step: Step, binding: Mapping[str, int]) -> Act:
+        if isinstance(step, Prepare):
+            return self._prepare(step, binding)
         if isinstance(step, Buffer):
-            shape = [evaluate(s, binding) for s in step.shape]
-            strides = [evaluate(s, binding) for s in step.strides]
-            made = self.allocate(shape, strides, dtype=getattr(torch, step.dtype), device=device)
+            return self._buffer(step, binding)
+        return self._aten(step, binding) if isinstance(step, Aten) else self._run(step, binding)
+
+    def _prepare(self, step: Prepare, binding: Mapping[str, int]) -> Act:
+        inner = [self._act(each, binding) for each in step.steps]
+        known: list[Any] = [None, {}]
+
+        def act(world: World, device: torch.device) -> None:
+            version = tuple((world[name].data_ptr(), world[name]._version) for name in self._frozen)
+            if known[0] != version:
+                scratch = dict(world)
+                for each in inner:
+                    each(scratch, device)
+                known[:] = version, {name: scratch[name] for name in step.outs}
+            world.update(known[1])
+
+        return act
+
+    def _buffer(self, step: Buffer, binding: Mapping[str, int]) -> Act:
+        shape = [evaluate(s, binding) for s in step.shape]
+        strides = [evaluate(s, binding) for s in step.strides]
+        dtype = getattr(torch, step.dtype)
+
+        def act(world: World, device: torch.device) -> None:
+            made = self.allocate(shape, strides, dtype=dtype, device=device)
             world[step.name] = made if step.fill is None else made.fill_(step.fill)
-        elif isinstance(step, Aten):
-            args = [_real(arg, world, binding) for arg in step.args]
-            kwargs = {name: _real(value, world, binding) for name, value in step.kwargs}
-            result = operator(step.target)(*args, **kwargs)
-            results = result if isinstance(result, tuple | list) else (result,)
-            for out, value in zip(step.outs, results, strict=False):
-                world[out.name] = value
-        elif isinstance(step, Run):
-            if self.launcher is None:
-                raise PlanError(detail=f"{step.kernel} cannot be launched: this candidate has library calls only")
-            grid = tuple(evaluate(s, binding) for s in step.grid)
-            if any(size == 0 for size in grid):
-                return
-            args = [_real(arg, world, binding) for arg in step.args]
-            meta = {name: _real(value, world, binding) for name, value in step.meta}
+
+        return act
+
+    def _aten(self, step: Aten, binding: Mapping[str, int]) -> Act:
+        args = [_known(arg, binding) for arg in step.args]
+        kwargs = {name: _known(value, binding) for name, value in step.kwargs}
+        function, names = operator(step.target), [out.name for out in step.outs]
+
+        def act(world: World, device: torch.device) -> None:
+            real = {name: _real(value, world) for name, value in kwargs.items()}
+            result = function(*[_real(arg, world) for arg in args], **real)
+            world.update(zip(names, result if isinstance(result, tuple | list) else (result,), strict=False))
+
+        return act
+
+    def _run(self, step: Run, binding: Mapping[str, int]) -> Act:
+        launcher = self.launcher
+        if launcher is None:
+            raise PlanError(detail=f"{step.kernel} cannot be launched: this candidate has library calls only")
+        grid = tuple(evaluate(s, binding) for s in step.grid)
+        args = [_known(arg, binding) for arg in step.args]
+        meta = {name: _known(value, binding) for name, value in step.meta}
+        options = dict(step.options)
+        if any(size == 0 for size in grid):
+            return lambda world, device: None
+
+        def act(world: World, device: torch.device) -> None:
             self.launches += 1
-            self.launcher(step.kernel, grid, args, meta, dict(step.options))
+            launcher(step.kernel, grid, [_real(arg, world) for arg in args], meta, options)
+
+        return act
 
 
 def replay(
@@ -104,14 +137,19 @@ def operator(target: str) -> Any:
         raise PlanError(detail=f"this torch ({torch.__version__}) has no {target}") from None
 
 
-def _real(value: Any, world: Mapping[str, torch.Tensor], binding: Mapping[str, int]) -> Any:
-    if isinstance(value, Tensor):
-        return world[value.name]
+def _known(value: Any, binding: Mapping[str, int]) -> Any:
+    """An argument with its sizes worked out; tensors of the plan stay names."""
     if isinstance(value, DType):
         return getattr(torch, value.name)
     if isinstance(value, tuple):
-        return [_real(each, world, binding) for each in value]
+        return [_known(each, binding) for each in value]
     return evaluate(value, binding) if isinstance(value, sympy.Expr) else value
+
+
+def _real(value: Any, world: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return world[value.name]
+    return [_real(each, world) for each in value] if isinstance(value, list) else value
 
 
 def show(plan: LaunchPlan) -> str:

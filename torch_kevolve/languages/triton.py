@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
-import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import torch
 
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.languages.base import Built, Launcher, Status
+from torch_kevolve.languages.elf import cubin_facts
 from torch_kevolve.languages.triton_source import check
 from torch_kevolve.plan import Run, Tensor
 from torch_kevolve.sizes import evaluate
@@ -27,6 +29,9 @@ POINTER = {
     "float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32",
     "int16": "*i16", "int8": "*i8", "uint8": "*u8", "bool": "*i1",
 }  # fmt: skip
+
+AMD_FACTS = {"vgpr_count": "registers", "private_segment_fixed_size": "stack_bytes", "vgpr_spill_count": "spills"}
+"""What a code object's listing calls them, and what we do."""
 
 
 class Triton:
@@ -114,7 +119,8 @@ def _compile_all(candidate: Candidate, binding: Mapping[str, int], arch: str, pa
 
     module = _module(path)
     backend, _, chip = arch.partition(":")
-    target = GPUTarget("cuda", int(chip), 32) if backend == "cuda" else GPUTarget("hip", chip, 64)
+    wave = 64 if chip.startswith("gfx9") else 32
+    target = GPUTarget("cuda", int(chip), 32) if backend == "cuda" else GPUTarget("hip", chip, wave)
     facts: dict[str, Any] = {}
     for step in candidate.plan.flat:
         if not isinstance(step, Run):
@@ -125,13 +131,18 @@ def _compile_all(candidate: Candidate, binding: Mapping[str, int], arch: str, pa
         signature: dict[str, str] = {}
         attributes: dict[tuple[int, ...], list[list[Any]]] = {}
         for name, arg in zip(names, step.args, strict=True):
+            if _is_one(arg, binding):
+                # As a launch does it: an integer that is 1 becomes a constant of the kernel.
+                meta[name] = 1
+                continue
             signature[name] = _type(arg, binding)
             if isinstance(arg, Tensor) or (signature[name][0] == "i" and _number(arg, binding) % 16 == 0):
                 attributes[(function.arg_names.index(name),)] = [["tt.divisibility", 16]]
         signature = {name: signature.get(name, "constexpr") for name in function.arg_names}
         source = ASTSource(fn=function, signature=signature, constexprs=meta, attrs=attributes)
-        made = triton.compile(source, target=target, options=dict(step.options))
-        facts[step.kernel] = _facts(made)
+        # What a launch does where nothing is said; said here, for triton 3.9 warns of a change of its default.
+        made = triton.compile(source, target=target, options={"enable_fp_fusion": True, **dict(step.options)})
+        facts[step.kernel] = _facts(made, step.kernel)
     return facts
 
 
@@ -145,17 +156,30 @@ def _type(arg: Any, binding: Mapping[str, int]) -> str:
     return "i32" if abs(_number(arg, binding)) < 2**31 else "i64"
 
 
+def _is_one(arg: Any, binding: Mapping[str, int]) -> bool:
+    if isinstance(arg, Tensor | bool | float):
+        return False
+    return _number(arg, binding) == 1
+
+
 def _number(arg: Any, binding: Mapping[str, int]) -> int:
     return int(arg) if isinstance(arg, int) else evaluate(arg, binding)
 
 
-def _facts(made: Any) -> dict[str, Any]:
+def _facts(made: Any, kernel: str) -> dict[str, Any]:
+    """Registers and stack per thread, shared memory per block, as far as the compiled object tells."""
     meta = made.metadata
-    facts = {"shared": getattr(meta, "shared", 0), "num_warps": getattr(meta, "num_warps", 0)}
-    ptx = made.asm.get("ptx", "")
-    if isinstance(ptx, str) and ptx:
-        facts["ptx_lines"] = ptx.count("\n")
-    return json.loads(json.dumps(facts))
+    facts = {"shared": int(getattr(meta, "shared", 0)), "num_warps": int(getattr(meta, "num_warps", 0))}
+    cubin, listing = made.asm.get("cubin"), made.asm.get("amdgcn")
+    if isinstance(cubin, bytes):
+        with contextlib.suppress(ValueError):
+            facts.update(cubin_facts(cubin).get(getattr(meta, "name", kernel), {}))
+    if isinstance(listing, str):
+        for word, name in AMD_FACTS.items():
+            found = re.search(rf"\.{word}:\s*(\d+)", listing)
+            if found:
+                facts[name] = int(found[1])
+    return facts
 
 
 def _explain(error: Exception) -> str:
