@@ -1,4 +1,4 @@
-"""Exact: a task's graph carried out in fp64 at small sizes, to tell whether two graphs compute the same."""
+"""Exact: a graph carried out in fp64 at small sizes, to tell whether two compute the same."""
 
 from __future__ import annotations
 
