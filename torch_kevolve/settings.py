@@ -132,7 +132,7 @@ class Settings:
 
 
 def _convert(knob_: dataclasses.Field[Any], name: str, value: Any) -> Any:
-    kind = type(knob_.default)
+    kind: Any = type(knob_.default)
     choices: tuple[str, ...] = knob_.metadata["choices"]
     try:
         converted = kind(value)

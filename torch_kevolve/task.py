@@ -281,9 +281,9 @@ def canonical(graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...], dict[str, s
         _visit(graph, out.index, seen, inputs, order)
     names: dict[str, str] = {}
     for index in inputs:
-        spec = graph.inputs[index]
-        for size in (*spec.shape, *spec.strides):
-            for name in _symbol_names(size):
+        shown = graph.inputs[index]
+        for each in (*shown.shape, *shown.strides):
+            for name in _symbol_names(each):
                 names.setdefault(name, f"s{len(names)}")
     place = {old: new for new, old in enumerate(inputs)}
     place.update({old: len(inputs) + new for new, old in enumerate(order)})
