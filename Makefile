@@ -9,9 +9,10 @@ demo: .venv/installed
 	$(BIN)/kevolve demo
 
 test: .venv/installed
-	PYTHON=$(BIN)/python scripts/check
+	PYTHON=$(BIN)/python scripts/test
 
-check: test
+check: .venv/installed
+	PYTHON=$(BIN)/python scripts/check
 
 .venv/installed: setup.py pyproject.toml
 	$(PYTHON) -m venv .venv
