@@ -59,12 +59,16 @@ def grid(family: str = "rows", side: int = 6) -> Space:
     return Space(family, "cpp", axes, lambda p: made(f"{family} {p['tile']} {p['unroll']}"), start)
 
 
-def seen(ratio: float | None, stage: Stage = Stage.DONE, ok: bool = True, lo: float | None = None, **more: Any) -> Evidence:
+def seen(
+    ratio: float | None, stage: Stage = Stage.DONE, ok: bool = True, lo: float | None = None, **more: Any
+) -> Evidence:
     arms = {}
     if ratio is not None:
         arms = {"eager": Timing(ratio, ratio, ratio, 9), "candidate": Timing(1.0, 1.0, 1.0, 9)}
         lo = ratio * 0.98 if lo is None else lo
-    return Evidence(stage, ok, ratio=ratio, ratio_lo=lo, ratio_hi=None if ratio is None else ratio * 1.02, arms=arms, **more)
+    return Evidence(
+        stage, ok, ratio=ratio, ratio_lo=lo, ratio_hi=None if ratio is None else ratio * 1.02, arms=arms, **more
+    )
 
 
 @dataclass
@@ -92,7 +96,12 @@ class Judge:
 
 
 def run(
-    judge: Judge, spaces: Sequence[Space] = (), proposer: Any = None, limits: Budget = LIMITS, seconds: float = 60.0, **more: Any
+    judge: Judge,
+    spaces: Sequence[Space] = (),
+    proposer: Any = None,
+    limits: Budget = LIMITS,
+    seconds: float = 60.0,
+    **more: Any,
 ) -> tuple[Outcome, Search, list[tuple[Candidate, Evidence]]]:
     search = Search(TASK, {}, spaces, **more)
     cases: list[tuple[Candidate, Evidence]] = []
@@ -179,7 +188,16 @@ def test_no_time_means_no_judgement_and_says_budget() -> None:
         seen(5.0, stage=Stage.MEASURE),
         seen(5.0, inherited=True),
     ],
-    ids=["slower", "interval-holds-one", "interval-touches-one", "not-timed", "wrong", "done-but-wrong", "not-done", "inherited"],
+    ids=[
+        "slower",
+        "interval-holds-one",
+        "interval-touches-one",
+        "not-timed",
+        "wrong",
+        "done-but-wrong",
+        "not-done",
+        "inherited",
+    ],
 )
 def test_promotion_cannot_be_passed(evidence: Evidence) -> None:
     assert refusal(evidence)

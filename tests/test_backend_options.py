@@ -19,7 +19,9 @@ def test_ours_are_taken_out_and_the_rest_goes_on() -> None:
     assert patches == {"epilogue_fusion": False, "max_fusion_size": 32}
 
 
-@pytest.mark.parametrize("how", [("max-autotune", None), (None, {"mode": "max-autotune"}), ("max-autotune", {"mode": "max-autotune"})])
+@pytest.mark.parametrize(
+    "how", [("max-autotune", None), (None, {"mode": "max-autotune"}), ("max-autotune", {"mode": "max-autotune"})]
+)
 def test_a_mode_is_taken_in_both_places(how: tuple[str | None, dict[str, str] | None]) -> None:
     assert split(*how)[1]["max_autotune"] is True
 
@@ -43,7 +45,9 @@ def test_an_option_without_the_prefix_is_not_silently_ours() -> None:
         split(None, {"effort": "none"})
 
 
-@pytest.mark.parametrize("bad", [("maxautotune", None), (None, {"mode": "fast"}), ("max-autotune", {"mode": "reduce-overhead"})])
+@pytest.mark.parametrize(
+    "bad", [("maxautotune", None), (None, {"mode": "fast"}), ("max-autotune", {"mode": "reduce-overhead"})]
+)
 def test_bad_modes(bad: tuple[str | None, dict[str, str] | None]) -> None:
     with pytest.raises(BadSetting, match="mode"):
         split(*bad)

@@ -17,7 +17,9 @@ from torch_kevolve.cli.say import JSON, NO, document, show, tell
 @click.option("--effort", default="quick", show_default=True, type=click.Choice(["none", "quick", "full"]))
 @JSON
 @click.pass_context
-def demo(context: click.Context, device: str | None, budget_s: float, total_s: float, effort: str, as_json: bool) -> None:
+def demo(
+    context: click.Context, device: str | None, budget_s: float, total_s: float, effort: str, as_json: bool
+) -> None:
     """Compile an image decoder with kevolve and time it against eager and Inductor, whole and by region."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     result = run_demo(DemoPlan(device, effort, budget_s, total_s), tell)
@@ -25,8 +27,13 @@ def demo(context: click.Context, device: str | None, budget_s: float, total_s: f
         document(result.to_json())
     else:
         row = result.row
-        show(table(f"kevolve demo on {row.device} (malloc: {row.flags.get('malloc')}), ms", [row, *result.regions], result.share))
+        show(
+            table(
+                f"kevolve demo on {row.device} (malloc: {row.flags.get('malloc')}), ms",
+                [row, *result.regions],
+                result.share,
+            )
+        )
         click.echo(f"{result.elapsed_s:.0f} s in all; {row.replaced} of {row.regions} regions replaced. {row.notes}")
     if result.row.status != "ok":
         context.exit(NO)
-

@@ -8,24 +8,21 @@ import click
 from rich.table import Table
 
 from torch_kevolve.backend import explain as explain_model
-from torch_kevolve.cli.say import JSON, MISUSE, document, show, tell
-from torch_kevolve.errors import FactoryError
+from torch_kevolve.cli.say import JSON, document, show
 from torch_kevolve.factory import load
 
 
 @click.command()
 @click.argument("factory")
 @JSON
-@click.pass_context
-def explain(context: click.Context, factory: str, as_json: bool) -> None:
-    """Compile the model that FACTORY (FILE:make) makes and say for each region: replaced or left, and why."""
-    try:
-        cases = load(factory)
-    except FactoryError as error:
-        tell(str(error))
-        context.exit(MISUSE)
+def explain(factory: str, as_json: bool) -> None:
+    """Compile the model that FACTORY (FILE:make) makes and say for each region: replaced or left, and why.
+
+    A module in training mode is run forward and backward, one in eval mode forward only. KEVOLVE_EFFORT=none: searches
+    nothing, and says what the store has.
+    """
     rows: list[dict[str, Any]] = []
-    for case in cases:
+    for case in load(factory):
         rows += explain_model(case.model, *case.args, **case.kwargs)["regions"]
     if as_json:
         document({"regions": rows})
@@ -34,7 +31,12 @@ def explain(context: click.Context, factory: str, as_json: bool) -> None:
     for name in ("anchor", "phase", "task", "share", "status", "reason", "ratio", "detail"):
         table.add_column(name)
     for row in rows:
-        share = "-" if row["share"] is None else f"{100 * row['share']:.0f} %"
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-        table.add_row(row["anchor"], row["phase"], str(row["task"])[:12], share, row["status"], row["reason"], ratio, row["detail"][:60])
+        table.add_row(*_cells(row))
     show(table)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    task = "-" if row["task"] is None else row["task"][:12]
+    share = "-" if row["share"] is None else f"{100 * row['share']:.0f} %"
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    return [row["anchor"], row["phase"], task, share, row["status"], row["reason"], ratio, row["detail"][:60]]

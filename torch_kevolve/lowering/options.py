@@ -51,6 +51,9 @@ def _checked(name: str, key: str, value: Any) -> Any:
     held = known[name]
     if held is not None and type(held) in (bool, int, str) and not isinstance(value, type(held) | bool):
         raise BadSetting(
-            name=key, value=value, why=f"Inductor expects a {type(held).__name__} there", cure=f"a {type(held).__name__}"
+            name=key,
+            value=value,
+            why=f"Inductor expects a {type(held).__name__} there",
+            cure=f"a {type(held).__name__}",
         )
     return value

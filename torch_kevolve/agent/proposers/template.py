@@ -114,7 +114,9 @@ def _mates(search: Search, parent: Attempt) -> list[Point]:
 
 
 def _cross(search: Search, here: Point, other: Point) -> Point:
-    return {name: other[name] if name in other and search.dice.random() < 0.5 else value for name, value in here.items()}
+    return {
+        name: other[name] if name in other and search.dice.random() < 0.5 else value for name, value in here.items()
+    }
 
 
 def _mutate(search: Search, space: Space, here: Point) -> Point:
