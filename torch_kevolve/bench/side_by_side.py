@@ -101,8 +101,9 @@ def _baselines(work: Workload, built: dict[str, Arm], row: Row, wanted: Sequence
             notes.append(f"{name}: {type(error).__name__}: {error}"[:200])
             continue
         row.compile_s[name] = built[name].compile_s
-        if built[name].peak_mb is not None:
-            row.peak_mb[name] = built[name].peak_mb
+        peak = built[name].peak_mb
+        if peak is not None:
+            row.peak_mb[name] = peak
     return notes
 
 

@@ -492,7 +492,9 @@ def _closure(program: RowProgram, wanted: Iterable[int], stop: frozenset[int] | 
         if op.target in REDUCTIONS:
             continue
         if op.target == GATHER:
-            stack.append(op.args[2].index)  # type: ignore[union-attr]
+            where = op.args[2]
+            assert isinstance(where, Ref)
+            stack.append(where.index)
             continue
         stack.extend(ref.index for ref in op.refs())
     return seen
