@@ -54,10 +54,15 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(x) for x in inputs]
         graph = make_fx(torch.func.functionalize(function), decomposition_table=select_decomp_table())(*fakes)
+    return task_of(graph)
+
+
+def task_of(graph: torch.fx.GraphModule) -> tuple[KernelTask, tuple[int, ...]]:
+    """The task of a traced graph, and the old place of each of its inputs."""
+    count = sum(node.op == "placeholder" for node in graph.graph.nodes)
     ops: list[Op] = []
     values: dict[str, Ref] = {}
     specs: list[TensorSpec] = []
-    count = len(inputs)
 
     def arg(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
