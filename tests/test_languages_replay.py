@@ -100,3 +100,16 @@ def test_an_empty_grid_launches_nothing():
     plan = Replay(build(TASK, launch), TASK, launches)
     (y,) = plan(torch.ones(0, 8), torch.ones(8, 4))
     assert tuple(y.shape) == (0, 4) and not launches.seen and plan.launches == 0
+
+
+def test_inductors_own_prims_are_found_in_a_bare_process():
+    """A worker that had not imported Inductor refused every max-pool: its operator was not registered yet."""
+    import subprocess
+    import sys
+
+    code = (
+        "from torch_kevolve.languages.replay import operator; "
+        "print(operator('prims._low_memory_max_pool_with_offsets.default'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "prims._low_memory_max_pool_with_offsets.default", done.stderr

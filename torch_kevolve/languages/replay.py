@@ -131,6 +131,9 @@ def operator(target: str) -> Any:
     space, name, overload = target.split(".")
     if space not in ("aten", "prims"):
         raise PlanError(detail=f"{target!r} is no library operator")
+    if space == "prims":
+        # Inductor registers its own prims (the low-memory max-pool) when this is imported; a worker may not have.
+        import torch._inductor.inductor_prims  # noqa: F401
     try:
         return getattr(getattr(getattr(torch.ops, space), name), overload)
     except AttributeError:
