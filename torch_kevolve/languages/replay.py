@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def operator(target: str) -> Any:
         raise PlanError(detail=f"{target!r} is no library operator")
     if space == "prims":
         # Inductor registers its own prims (the low-memory max-pool) when this is imported; a worker may not have.
-        import torch._inductor.inductor_prims  # noqa: F401
+        importlib.import_module("torch._inductor.inductor_prims")
     try:
         return getattr(getattr(getattr(torch.ops, space), name), overload)
     except AttributeError:
