@@ -69,7 +69,7 @@ class Exhibits:
 
     def __init__(self, job: Job, settings: Settings, seed: int) -> None:
         self.job, self.settings, self.seed = job, settings, seed
-        self.arena = Arena(job.device)
+        self.arena: Arena | None = None
         self.all: list[Exhibit] = []
         self.outs: list[tuple[Tensor, Json]] = []
         self.twin_pools: list[Pool] = []
@@ -87,14 +87,15 @@ class Exhibits:
         return [0] if self.lean or len(self.all) < 2 else [0, 1]
 
     def begin(self) -> None:
+        self.arena = Arena(self.job.device)
         self.all = [Exhibit(draw, special) for draw, special in self._plan()]
         if self.lean:
-            self._shared = [self.arena.block(self._nbytes(spec)) for spec in self.task.graph.inputs]
+            self._shared = [self._block(self._nbytes(spec)) for spec in self.task.graph.inputs]
         for exhibit in self.all[:2]:
             self._make(exhibit)
         bindings = [dict(exhibit.draw.binding) for exhibit in self.all]
         for spec in self.task.graph.output_specs:
-            self.outs.append(self.arena.block(max(evaluate(spec.nbytes, binding) for binding in bindings)))
+            self.outs.append(self._block(max(evaluate(spec.nbytes, binding) for binding in bindings)))
 
     def finish(self) -> None:
         for exhibit in self.all[2:]:
@@ -135,7 +136,8 @@ class Exhibits:
         exact, sources = found[: len(twin)], found[len(twin) :]
         # For 16-bit outputs fp32 holds all that counts of the reference, in half the memory.
         exact = tuple(
-            e.float() if t.is_floating_point() and t.element_size() == 2 else e for e, t in zip(exact, twin, strict=True)
+            e.float() if t.is_floating_point() and t.element_size() == 2 else e
+            for e, t in zip(exact, twin, strict=True)
         )
         clean = tuple(_all_finite(e) and _all_finite(t) for e, t in zip(exact, twin, strict=True))
         return Answer(exact, twin, clean, dict(zip(self.choices, sources, strict=True)))
@@ -180,7 +182,9 @@ class Exhibits:
         self.all.clear()
         self.outs.clear()
         self._shared.clear()
-        self.arena.close()
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
 
     def _plan(self) -> list[tuple[Draw, bool]]:
         binding = self.job.binding
@@ -228,7 +232,7 @@ class Exhibits:
             made = one(self.task, exhibit.draw, number, self.job.device)
             size = extent(made) * made.element_size()
             walled = exhibit.draw.walled and self.job.device == "cpu"
-            block, handle = self.arena.block(size, walled)
+            block, handle = self._block(size, walled)
             row = {**describe(made), "offset": block.numel() - size if walled else 0}
             # What lies beside an input is NaN: reading there is seen in the result.
             block[: row["offset"]] = 0xFF
@@ -240,6 +244,10 @@ class Exhibits:
             inputs.append(home)
         exhibit.inputs = tuple(inputs)
         exhibit.sums = [checksum(block) for block in exhibit.blocks]
+
+    def _block(self, nbytes: int, walled: bool = False) -> tuple[Tensor, Json]:
+        assert self.arena is not None
+        return self.arena.block(nbytes, walled)
 
     def _share(self, exhibit: Exhibit) -> None:
         graph = self.task.at(dict(exhibit.draw.binding)).graph

@@ -20,7 +20,11 @@ class InlineTrial:
 
     def __init__(self, job: Job, settings: Settings) -> None:
         self._judge = Judge(job, settings, DirectPort())
-        self._judge.open()
+        try:
+            self._judge.open()
+        except BaseException:
+            self._judge.close()
+            raise
         self.baselines: Mapping[str, Timing] = self._judge.baselines
         self.notes: Mapping[str, str] = self._judge.notes
 

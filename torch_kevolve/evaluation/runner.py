@@ -101,8 +101,7 @@ class Runner:
         task = self._at(self.inputs[0])
         weights = {n: self.inputs[0][n] for n, spec in enumerate(task.graph.inputs) if spec.frozen and self.frozen}
         module = to_module(task, weights=weights).eval()
-        mode = MODES[name]
-        compiled = torch.compile(module, dynamic=False, **({} if mode is None else {"mode": mode}))
+        compiled = torch.compile(module, dynamic=False, mode=MODES[name])
         arm = self._alternating(compiled, frozenset(weights))
         started = time.perf_counter()
         with torch._inductor.config.patch(freezing=bool(weights)):
