@@ -35,7 +35,6 @@ TEMPLATES: Registry[type[Family]] = Registry(
             ScanCpp,
             PoolingCpp,
             RowwiseTriton,
-            PoolingCpp,
             EmbeddingTriton,
             PoolingTriton,
             ScanTriton,
