@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,9 @@ def task_of(graph: torch.fx.GraphModule) -> tuple[KernelTask, tuple[int, ...]]:
             return tuple(map(arg, value))
         return DType(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else value
 
+    def known(ref: Ref) -> TensorSpec:
+        return specs[ref.index] if ref.index < count else ops[ref.index - count].outs[ref.item]
+
     outputs: list[Ref] = []
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -86,10 +89,10 @@ def task_of(graph: torch.fx.GraphModule) -> tuple[KernelTask, tuple[int, ...]]:
             kwargs = tuple(sorted((k, arg(v)) for k, v in node.kwargs.items() if k not in skip))
             values[node.name] = Ref(count + len(ops))
             ops.append(Op(str(node.target).replace("_.", "."), tuple(map(arg, node.args)), outs, kwargs))
-            ops[-1] = canonical_op(ops[-1], lambda ref: specs[ref.index] if ref.index < count else ops[ref.index - count].outs[ref.item])
+            ops[-1] = canonical_op(ops[-1], known)
         elif node.op == "output":
             out = node.args[0]
-            outputs = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,))]
+            outputs = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,)) if n is not None]
     made_graph, order, _ = canonical(TaskGraph(tuple(specs), tuple(ops), tuple(outputs)))
     return KernelTask(made_graph), order
 
@@ -144,7 +147,9 @@ def points(case: Case, task: KernelTask, count: int) -> list[tuple[dict[str, Any
     others = [p for p in space.points() if p not in chosen]
     if os.environ.get("TRITON_INTERPRET") == "1":
         # The interpreter is slow: few steps and small tiles, whatever the family calls them.
-        cost = lambda p: math.prod(v for k, v in p.items() if isinstance(v, int) and k not in ("num_warps", "num_stages"))
+        def cost(p: Mapping[str, Any]) -> int:
+            return math.prod(v for k, v in p.items() if isinstance(v, int) and not k.startswith("num_"))
+
         others = sorted((p for p in others if p.get("precision") != "bf16x6"), key=cost)[: 8 * count]
         chosen = sorted(space.start, key=cost)[: (count + 1) // 2]
     chosen += random.Random(1).sample(others, min(len(others), count - len(chosen)))

@@ -90,18 +90,19 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     wide = ".to(tl.int64)" if is_wide(builder.task) else ""
     head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
     setup, step = tiles(p, found, str(point["load"]), wide)
+    mask = "" if whole(found, blocks[0], blocks[1]) else "mask"
     finish = [
         f"i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]{wide}",
         f"i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]{wide}",
-        f"mask = (i0 < {p.size(m)}) & (i1 < {p.size(n)})",
-        *bias(p, found),
+        *bounds(p, found, mask),
+        *bias(p, found, mask),
     ]
     parts: tuple[Tensor, ...] = ()
     if found.tail is None:
-        finish += epilogue(p, found.body, ("i0", "i1"), "mask", outs)
+        finish += epilogue(p, found.body, ("i0", "i1"), mask, outs)
     else:
         parts = (builder.empty((tiles_n, m), "float32"), builder.empty((tiles_n, m), "float32"))
-        finish += _partial(p, found.body, parts, m)
+        finish += _partial(p, found.body, parts, m, mask)
     inside = [
         "pm, pn = tile_of(t, nm, nn, GROUP)",
         "row0 = pm * BLOCK_M",
@@ -154,25 +155,37 @@ def tiles(p: Params, found: Matmul, load: str, wide: str) -> tuple[list[str], li
     return [], step
 
 
-def bias(p: Params, found: Matmul) -> list[str]:
-    """Adds the bias to `acc`; index names are i0, i1 under `mask`."""
+def whole(found: Matmul, tall: int, broad: int) -> bool:
+    """Whether tiles fill the result exactly, so that nothing needs a mask (which costs registers in an epilogue)."""
+    m, n = found.sizes[1], found.sizes[2]
+    return isinstance(m, int) and isinstance(n, int) and m % tall == 0 and n % broad == 0
+
+
+def bounds(p: Params, found: Matmul, mask: str) -> list[str]:
+    return [f"mask = (i0 < {p.size(found.sizes[1])}) & (i1 < {p.size(found.sizes[2])})"] if mask else []
+
+
+def bias(p: Params, found: Matmul, mask: str) -> list[str]:
+    """Adds the bias to `acc`; index names are i0, i1."""
     if found.bias is None:
         return []
     where = address(p, found.bias_strides[1:], ("i0", "i1"))
     pointer = p.input(found.bias.index)
     if where == "0":
         return [f"acc += tl.load({pointer}){HELD.get(found.bias.dtype, '')}"]
+    if not mask:
+        return [f"acc += tl.load({pointer} + {where}){HELD.get(found.bias.dtype, '')}"]
     limits = [f"(i{d} < {p.size(found.sizes[d + 1])})" for d in (0, 1) if found.bias_strides[d + 1] != 0]
     return [f"acc += tl.load({pointer} + {where}, mask={' & '.join(limits)}, other=0){HELD.get(found.bias.dtype, '')}"]
 
 
-def _partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size) -> list[str]:
+def _partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size, mask: str) -> list[str]:
     last = body.stores[0].text
     shadow = Body(body.loads, body.statements, ())
     peak, total = (p.tensor(t) for t in parts)
     return [
-        *epilogue(p, shadow, ("i0", "i1"), "mask", []),
-        f'z = tl.where(mask, {last} * {LOG2E}, float("-inf"))',
+        *epilogue(p, shadow, ("i0", "i1"), mask, []),
+        f'z = tl.where(mask, {last} * {LOG2E}, float("-inf"))' if mask else f"z = {last} * {LOG2E}",
         "peak = tl.max(z, 1)",
         # An infinite maximum stays out of the exponent, as in eager's logsumexp: inf - inf would be NaN.
         'shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)',
@@ -200,8 +213,10 @@ def _combine(
         'high = tl.maximum(top, tl.max(tl.where(totals == 0.0, float("-inf"), peaks), 0))',
         'safe = tl.where(high == float("-inf"), 0.0, high)',
         'weight = tl.where(totals == 0.0, 0.0, tl.exp2(peaks - safe[None, :]))',
-        'lifted = tl.where(sums == 0.0, 0.0, sums * tl.exp2(top - safe))',
-        "sums = lifted + tl.sum(tl.where(totals == 0.0, 0.0, totals * weight), 0)",
+        # An infinite total stays so however small its weight.
+        'weight = tl.where(totals == float("inf"), 1.0, weight)',
+        'before = tl.where((sums == 0.0) | (sums == float("inf")), 1.0, tl.exp2(top - safe))',
+        "sums = sums * before + tl.sum(totals * weight, 0)",
         "top = high",
     ]
     lines = [

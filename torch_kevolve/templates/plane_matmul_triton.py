@@ -16,7 +16,7 @@ from torch_kevolve.templates.around import Leaf, dense
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.kernel_text import Params, epilogue, is_wide, kernel, triton_space
 from torch_kevolve.templates.matmul_parts import TILE, Matmul, find, in_bytes
-from torch_kevolve.templates.matmul_triton import bias, tiles
+from torch_kevolve.templates.matmul_triton import bias, bounds, tiles, whole
 
 PLANES = 3
 PRODUCTS = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0), (0, 0))
@@ -137,7 +137,8 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
         *(f"part = tl.dot(a{i}, b{j}, part)" for i, j in PRODUCTS), "acc += part",
     ]  # fmt: skip
     meta = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")
-    lines = _walk(p, found, builder, outs, [*set_a, *set_b], step, programs)
+    tile = (int(point["BLOCK_M"]), int(point["BLOCK_N"]))
+    lines = _walk(p, found, builder, outs, [*set_a, *set_b], step, programs, tile)
     text = TILE + "\n" + _SPLIT + "\n\n" + kernel("plane_matmul", p, meta, [f"if {flags} == 0:", *(f"    {x}" for x in lines)])
     options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
     builder.run("plane_matmul", (programs,), p.args, **options)
@@ -146,7 +147,7 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     flags = f"(tl.load({q.tensor(flag_a)}) + tl.load({q.tensor(flag_b)}))"
     setup, step = tiles(q, found, "pointer", ".to(tl.int64)" if is_wide(builder.task) else "")
     step[-1] = 'acc = tl.dot(a, b, acc, input_precision="ieee")'
-    lines = _walk(q, found, builder, outs, setup, step, programs)
+    lines = _walk(q, found, builder, outs, setup, step, programs, (64, 64))
     text += "\n\n" + kernel("exact_matmul", q, meta, [f"if {flags} > 0:", *(f"    {x}" for x in lines)])
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "GROUP": 8, "num_warps": 4, "num_stages": 2}
     builder.run("exact_matmul", (programs,), q.args, **blocks)
@@ -154,9 +155,11 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
 
 
 def _walk(
-    p: Params, found: Matmul, builder: PlanBuilder, outs: list[Tensor], setup: list[str], step: list[str], programs: int
+    p: Params, found: Matmul, builder: PlanBuilder, outs: list[Tensor], setup: list[str], step: list[str], programs: int,
+    blocks: tuple[int, int],
 ) -> list[str]:
     _, m, n, k = found.sizes
+    mask = "" if whole(found, *blocks) else "mask"
     wide = ".to(tl.int64)" if is_wide(builder.task) else ""
     inside = [
         "pm, pn = tile_of(t, nm, nn, GROUP)",
@@ -167,9 +170,9 @@ def _walk(
         *(f"    {line}" for line in step),
         f"i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]{wide}",
         f"i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]{wide}",
-        f"mask = (i0 < {p.size(m)}) & (i1 < {p.size(n)})",
-        *bias(p, found),
-        *epilogue(p, found.body, ("i0", "i1"), "mask", outs),
+        *bounds(p, found, mask),
+        *bias(p, found, mask),
+        *epilogue(p, found.body, ("i0", "i1"), mask, outs),
     ]
     head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
     return [*head, *setup, f"for t in range(tl.program_id(0), nm * nn, {programs}):", *(f"    {x}" for x in inside)]
