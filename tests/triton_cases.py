@@ -92,7 +92,8 @@ def task_of(graph: torch.fx.GraphModule) -> tuple[KernelTask, tuple[int, ...]]:
             ops[-1] = canonical_op(ops[-1], known)
         elif node.op == "output":
             out = node.args[0]
-            outputs = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,)) if n is not None]
+            made = [values[n.name] for n in (out if isinstance(out, list | tuple) else (out,)) if n is not None]
+            outputs = [ref for ref in made if ref.index >= count]  # what is saved for a backward may be an input
     made_graph, order, _ = canonical(TaskGraph(tuple(specs), tuple(ops), tuple(outputs)))
     return KernelTask(made_graph), order
 
