@@ -27,11 +27,11 @@ def settings_page() -> str:
     ]
     return "\n".join([
         "# Settings", "", MADE, "",
-        "An option given to `torch.compile(model, backend=\"kevolve\", options={...})` wins over the environment variable,",
-        "which wins over the default. Options without `kevolve.` go to Inductor; `mode` may stand among them.",
+        "An option given to `torch.compile(model, backend='kevolve', options={...})` wins over the environment",
+        "variable, which wins over the default. Options without `kevolve.` go to Inductor; `mode` may stand among them.",
         "", "| option | variable | default | what it does |", "|---|---|---|---|", *rows, "",
-        "`KEVOLVE_LOGS` turns on log records in the manner of `TORCH_LOGS`: `KEVOLVE_LOGS=\"lowering,+agent\"` (`all`: the",
-        "whole package, `+`: debug, `-`: errors only).",
+        "`KEVOLVE_LOGS` turns on log records in the manner of `TORCH_LOGS`: `KEVOLVE_LOGS=lowering,+agent` (`all`:",
+        "the whole package, `+`: debug, `-`: errors only).",
         "", "## What an effort may spend", "",
         "| effort | seconds per model | candidates per task | of them independent | without a gain before it ends |",
         "|---|---|---|---|---|", *efforts, "",
