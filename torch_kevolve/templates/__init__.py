@@ -11,6 +11,7 @@ from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.base import Family, Space
 from torch_kevolve.templates.columns_cpp import ColumnsCpp
 from torch_kevolve.templates.embedding_triton import EmbeddingTriton
+from torch_kevolve.templates.matmul_cpp import MatmulCpp
 from torch_kevolve.templates.matmul_triton import MatmulTriton
 from torch_kevolve.templates.plane_matmul_triton import PlaneMatmulTriton
 from torch_kevolve.templates.pooling_cpp import PoolingCpp
@@ -34,6 +35,7 @@ TEMPLATES: Registry[type[Family]] = Registry(
             ColumnsCpp,
             ScanCpp,
             PoolingCpp,
+            MatmulCpp,
             RowwiseTriton,
             EmbeddingTriton,
             PoolingTriton,

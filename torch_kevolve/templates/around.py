@@ -74,7 +74,9 @@ def leaf(graph: TaskGraph, ref: Ref) -> Leaf | None:
         source = op.args[0] if op.args else None
         if name_of(op) not in VIEWS or not isinstance(source, Ref):
             return None
-        if name_of(op) == "reshape" and not dense(graph.spec(source).shape, graph.spec(source).strides):
+        inner = graph.spec(source)
+        # A reshape copies what is not dense, unless it changes nothing.
+        if name_of(op) == "reshape" and inner.shape != op.outs[0].shape and not dense(inner.shape, inner.strides):
             return None
         ref, op = source, graph.op(source)
     return Leaf(ref.index, shape, strides, dtype)
