@@ -49,6 +49,7 @@ def _space(family: str, task: KernelTask, found: Matmul, device: DeviceFacts) ->
     axes = {
         "BLOCK_M": (16, 32, 64, 128, 256), "BLOCK_N": (32, 64, 128, 256), "BLOCK_K": (32, 64, 128),
         "GROUP": (1, 4, 8, 16), "load": ("tma", "pointer"), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
+        "flatten": (False, True),
     }  # fmt: skip
     width = 4 if found.dtype == "float32" else 2
     rows = upper_bound(found.sizes[1], task.symbols)
@@ -64,10 +65,12 @@ def _space(family: str, task: KernelTask, found: Matmul, device: DeviceFacts) ->
 
     load = "tma" if tma else "pointer"
     good = [
-        (128, 256, 64, 8, load, 8, 3), (128, 256, 64, 8, load, 8, 4), (128, 128, 64, 8, load, 4, 4),
-        (256, 128, 64, 8, load, 8, 3), (128, 128, 64, 8, load, 8, 4), (64, 128, 64, 8, load, 4, 4),
-        (64, 64, 64, 8, load, 4, 4), (32, 64, 128, 8, load, 4, 4), (16, 64, 128, 8, load, 4, 5), (16, 32, 128, 8, load, 4, 5),
-        (128, 128, 32, 8, "pointer", 4, 3), (64, 64, 32, 8, "pointer", 4, 3), (128, 256, 64, 8, "pointer", 8, 3),
+        (128, 256, 64, 8, load, 8, 3, False), (128, 256, 64, 8, load, 8, 3, True), (128, 256, 64, 8, load, 8, 4, False),
+        (128, 256, 64, 8, load, 8, 4, True), (128, 128, 64, 8, load, 4, 4, False), (128, 128, 64, 8, load, 8, 4, False),
+        (256, 128, 64, 8, load, 8, 3, False), (64, 128, 64, 8, load, 4, 4, False), (64, 64, 64, 8, load, 4, 4, False),
+        (32, 64, 128, 8, load, 4, 4, False), (16, 64, 128, 8, load, 4, 5, False), (16, 32, 128, 8, load, 4, 5, False),
+        (128, 128, 32, 8, "pointer", 4, 3, False), (64, 64, 32, 8, "pointer", 4, 3, False),
+        (128, 256, 64, 8, "pointer", 8, 3, False),
     ]  # fmt: skip
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in good]
 
@@ -91,12 +94,13 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
     setup, step = tiles(p, found, str(point["load"]), wide)
     mask = "" if whole(found, blocks[0], blocks[1]) else "mask"
-    finish = [
+    place = [
         f"i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]{wide}",
         f"i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]{wide}",
         *bounds(p, found, mask),
-        *bias(p, found, mask),
     ]
+    first = [*place, *bias(p, found, mask)] if found.bias is not None else []
+    finish = list(place)
     parts: tuple[Tensor, ...] = ()
     if found.tail is None:
         finish += epilogue(p, found.body, ("i0", "i1"), mask, outs)
@@ -108,11 +112,16 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
         "row0 = pm * BLOCK_M",
         "column0 = pn * BLOCK_N",
         "acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)",
+        # The bias comes first: loaded behind the loop it takes 64 registers beside the 128 of the tile, and they spill
+        # (456 bytes a thread at 128 x 256 with 8 warps; 0 this way).
+        *first,
         f"for k0 in range(0, {p.size(k)}, BLOCK_K):",
         *(f"    {line}" for line in step),
         *finish,
     ]
-    lines = [*head, *setup, f"for t in range(tl.program_id(0), nm * nn, {programs}):", *(f"    {x}" for x in inside)]
+    flat = ", flatten=True" if point["flatten"] else ""
+    walk = f"for t in tl.range(tl.program_id(0), nm * nn, {programs}{flat}):"
+    lines = [*head, *setup, walk, *(f"    {line}" for line in inside)]
     meta = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")
     text = TILE + "\n\n" + kernel("matmul", p, meta, lines)
     options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
@@ -185,11 +194,12 @@ def _partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size, mask: st
     peak, total = (p.tensor(t) for t in parts)
     return [
         *epilogue(p, shadow, ("i0", "i1"), mask, []),
-        f'z = tl.where(mask, {last} * {LOG2E}, float("-inf"))' if mask else f"z = {last} * {LOG2E}",
-        "peak = tl.max(z, 1)",
+        f'z = tl.where(mask, {last}, float("-inf"))' if mask else f"z = {last}",
+        # Scaled behind the maximum, or a second tile of registers is alive.
+        f"peak = tl.max(z, 1) * {LOG2E}",
         # An infinite maximum stays out of the exponent, as in eager's logsumexp: inf - inf would be NaN.
         'shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)',
-        "total = tl.sum(tl.exp2(z - shift[:, None]), 1)",
+        f"total = tl.sum(tl.exp2(z * {LOG2E} - shift[:, None]), 1)",
         # tl.max drops NaN; the sum keeps it.
         "rows = row0 + tl.arange(0, BLOCK_M)",
         f"place = pn.to(tl.int64) * {p.size(m)} + rows",

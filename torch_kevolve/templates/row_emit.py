@@ -93,10 +93,39 @@ class Emitter:
             return self._gather(op)
         if op.target == IOTA:
             return self._iota(ref, op, scope)
+        scaled = self._over_softmax_sum(op, scope)
+        if scaled is not None:
+            return scaled
         term = express(op, lambda each: self.value(each, scope), "triton")
         if term is None:
             raise PlanError(detail=f"{op.target} has no Triton text")
         return self.bind(term, scope)
+
+    def _over_softmax_sum(self, op: Op, scope: Scope) -> Term | None:
+        """x / sum(exp) as x * (1 / sum(exp)): a division per row, not per element.
+
+        Such a sum is 0, NaN, inf or at least the smallest exp, so its reciprocal is not cut off as others' may be.
+        """
+        if op.target != "aten.div.Tensor" or op.kwargs or scope is self.rows or not isinstance(op.args[1], Ref):
+            return None
+        below = self._behind(op.args[1])
+        above = self._behind(below.args[0]) if below is not None and below.target == "aten.sum.dim_IntList" else None
+        if above is None or above.target != "aten.exp.default" or self.program.level(op.args[1].index) != "row":
+            return None
+        value = self.value(op.args[0], scope) if isinstance(op.args[0], Ref) else None
+        if value is None:
+            return None
+        total = self.value(op.args[1], self.rows)
+        inverse = self.bind(Term(f"kv_div(1.0, {total.text})", "float32"), self.rows)
+        return self.bind(Term(f"{value.text} * {inverse.text}", op.outs[0].dtype), scope)
+
+    def _behind(self, value: object) -> Op | None:
+        while isinstance(value, Ref) and value.index >= self.base:
+            op = self.program.graph.ops[value.index - self.base]
+            if op.target not in VIEWS:
+                return op
+            value = op.args[0]
+        return None
 
     def _load(self, index: int, scope: Scope) -> Term:
         load = self.program.loads[index]

@@ -245,7 +245,8 @@ class Render:
         x = self.only(tile, value.text, 'float("-inf")')
         tile.lines += [
             f"{m}_x = {x}",
-            f"{m}_new = tl.maximum({m}, tl.max({m}_x, 1, keep_dims=True))",
+            # A maximum that keeps NaN: a row with NaN and inf has the maximum NaN, which the sum cannot tell.
+            f"{m}_new = kv_max({m}, tl.reduce({m}_x, 1, kv_max, keep_dims=True))",
             f'{m}_safe = tl.where({m}_new == float("-inf"), 0.0, {m}_new)',
             f"{s} = {s} * tl.exp({m} - {m}_safe) + tl.sum(tl.exp({m}_x - {m}_safe), 1, keep_dims=True)",
             f"{m} = {m}_new",
@@ -258,12 +259,12 @@ class Render:
         if less is None:
             raise PlanError(detail="the online pair is gone")
         form = self.shift_form(graph.ops[less].args[1], top)
-        # tl.max drops NaN; the sum has kept it. Where the maximum is infinite eager's own forms give NaN or inf.
-        edge = f'tl.where({m} == float("-inf"), float("nan"), {s})' if form == "plain" else (
-            f'tl.where({m} == float("inf"), {m}, {s})'
-        )
-        high = f'tl.where(({s} != {s}) & ({m} != float("inf")), {s}, {m})'
-        self.rows.memo[self.base + top.op, 0] = self.emit.bind(Term(high, "float32"), self.rows)
+        # Where the maximum is infinite the two forms of eager give NaN and inf.
+        if form == "plain":
+            edge = f'tl.where({m} == float("-inf"), float("nan"), {s})'
+        else:
+            edge = f'tl.where({m} == float("inf"), {m}, {s})'
+        self.rows.memo[self.base + top.op, 0] = self.emit.bind(Term(m, "float32"), self.rows)
         self.rows.memo[self.base + total.op, 0] = self.emit.bind(Term(edge, "float32"), self.rows)
 
     def add_welford(self, reduce: Reduce, value: Term, tile: Scope, before: list[str], after: list[str]) -> None:
