@@ -28,7 +28,7 @@ def settings_page() -> str:
     return "\n".join([
         "# Settings", "", MADE, "",
         "An option given to `torch.compile(model, backend='kevolve', options={...})` wins over the environment",
-        "variable, which wins over the default. Options without `kevolve.` go to Inductor; `mode` may stand among them.",
+        "variable, which wins over the default. Options without `kevolve.` go to Inductor; `mode` may be one of them.",
         "", "| option | variable | default | what it does |", "|---|---|---|---|", *rows, "",
         "`KEVOLVE_LOGS` turns on log records in the manner of `TORCH_LOGS`: `KEVOLVE_LOGS=lowering,+agent` (`all`:",
         "the whole package, `+`: debug, `-`: errors only).",

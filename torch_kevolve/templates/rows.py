@@ -150,6 +150,7 @@ def _program(task: KernelTask, sizes: tuple[Size, ...], groups: Groups) -> RowPr
     )
     if any(ref.index < base for ref in graph.outputs):
         raise Refusal("an output is an input")
+    _check_finals(graph, reduces, varies)
     ordered = tuple(sorted(reduces, key=lambda r: (r.final, r.op)))
     return RowProgram(task, sizes, tuple(sorted(reduced)), varies, loads, ordered, outputs)
 
@@ -193,6 +194,18 @@ def _reduce(
     if not isinstance(correction, int | float):
         raise Refusal("a symbolic correction")
     return Reduce(number, kind, source, numel(shape[d] for d in dims), final, float(correction))
+
+
+def _check_finals(graph: TaskGraph, reduces: Sequence[Reduce], varies: Sequence[frozenset[int]]) -> None:
+    """What is reduced over all rows is known when the rows are done: no row may ask for it (smoothed cross-entropy's
+    gradient does, where the count of the rows that matter divides each of them)."""
+    base = len(graph.inputs)
+    late = {base + r.op for r in reduces if r.final}
+    for number, op in enumerate(graph.ops, base):
+        if any(ref.index in late for ref in op.refs()):
+            if varies[number]:
+                raise Refusal("a row needs a reduction over all rows")
+            late.add(number)
 
 
 def _dims(op: Op, rank: int) -> list[int]:
