@@ -18,6 +18,7 @@ from torch_kevolve.templates.around import Body, Leaf, after, leaf, name_of
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.expr import HELD_FLOATS
 from torch_kevolve.templates.pooling_text import HELPERS
+from torch_kevolve.templates.prelude import TYPES
 
 NAME = "pooling_cpp"
 POOLS = {
@@ -30,7 +31,8 @@ D = ("d0", "d1", "d2")
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool over `rank` trailing dimensions of `input`; `lead` are the sizes in front of them."""
+    """A pool over `rank` trailing dimensions of `input`; `lead` are the sizes in front of them. `divisor`: where it is
+    the same for all windows. `rounded`: windows may start so late that they leave the padded input."""
 
     kind: str
     rank: int
@@ -41,6 +43,7 @@ class Pool:
     whole: bool
     divisor: int | None
     offsets: bool
+    rounded: bool
     input: Leaf
     lead: tuple[Size, ...]
     outs: tuple[Size, ...]
@@ -102,8 +105,11 @@ def _find(task: KernelTask, place: int) -> Pool | None:
         return None
     override = _at(op, 6, "divisor_override", None)
     whole = bool(_at(op, 5, "count_include_pad", True)) if kind == "avg" else True
+    rounded = bool(_at(op, 5 if kind == "max" else 4, "ceil_mode", False))
     divisor = override if isinstance(override, int) and kind == "avg" else None
-    return Pool(kind, rank, window, stride, pad, dilation, whole, divisor, offsets, source, lead, outs, body)
+    if kind == "avg" and divisor is None and not rounded and (whole or not any(pad)):
+        divisor = int(numel(window))
+    return Pool(kind, rank, window, stride, pad, dilation, whole, divisor, offsets, rounded, source, lead, outs, body)
 
 
 def _at(op: Op, place: int, name: str, default: Arg) -> Arg:
@@ -123,10 +129,14 @@ def _space(task: KernelTask, found: Pool, lanes: int) -> Space | None:
     form = "offsets" if found.offsets else "channels" if found.channels else "planes"
     lane = len(found.lead) - 1 if found.channels else len(found.lead) + found.rank - 1
     stream = (0, 1) if aligned(found.body, lane, lanes) else (0,)
-    axes = {"ROWS": (1, 2, 4, 8, 16), "NT": stream}
-    start: list[Point] = [{"ROWS": 4, "NT": 0}, {"ROWS": 16, "NT": 0}, {"ROWS": 1, "NT": 0}, {"ROWS": 4, "NT": stream[-1]}]
+    # A row without padding needs no buffer: windows are read from the input itself.
+    bare = form == "planes" and not found.pad[-1] and found.steps[-1] == 1 and not found.rounded
+    axes = {"ROWS": (1, 2, 4, 8, 16), "NT": stream, "BUFFER": (1, 0) if bare else (1,)}
+    near = axes["BUFFER"][-1]
+    rows = [(16, 0, near), (4, 0, near), (1, 0, near), (16, stream[-1], near), (16, 0, 1)]
     if form != "planes":
-        axes, start = {"ROWS": (1,), "NT": stream}, [{"ROWS": 1, "NT": s} for s in stream]
+        axes, rows = {"ROWS": (1,), "NT": stream, "BUFFER": (1,)}, [(1, s, 1) for s in stream]
+    start: list[Point] = [dict(zip(axes, row, strict=True)) for row in rows]
 
     def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
         outs = [builder.empty_output(place) for place in range(len(found.body.stores))]
@@ -143,7 +153,7 @@ def _space(task: KernelTask, found: Pool, lanes: int) -> Space | None:
 class _Writer:
     def __init__(self, found: Pool, args: Args, outs: list[Tensor], point: Point, lane: int) -> None:
         self.found, self.args, self.outs, self.lane = found, args, outs, lane
-        self.stream, self.rows = bool(point["NT"]), int(point["ROWS"])
+        self.stream, self.rows, self.buffered = bool(point["NT"]), int(point["ROWS"]), bool(point["BUFFER"])
         self.names = (*(f"l{i}" for i in range(len(found.lead))), *D[: found.rank])
         self.in_sizes = [args.size(size) for size in found.sizes]
         self.out_sizes = [args.size(size) for size in found.outs]
@@ -180,102 +190,131 @@ class _Writer:
     # Planes
 
     def planes(self) -> str:
-        """One thread takes ROWS rows of the output; its buffer holds one reduced input row with its padding."""
+        """One thread takes ROWS rows of the output. With BUFFER its buffer holds one reduced input row with padding."""
         found, args = self.found, self.args
         last = found.rank - 1
-        span = (found.window[last] - 1) * found.dilation[last]
         outer = [*(args.size(s) for s in found.lead), *self.out_sizes[:last]]
-        flat = " * ".join(outer) or "1"
-        width, out_width = self.in_sizes[last], self.out_sizes[last]
-        room = f"({out_width} + kv::L) * {found.stride[last]} + {span} + {width} + 2 * {found.pad[last]} + 4 * kv::L"
         row_names = self.names[:-1]
+        counts = found.kind == "avg" and not found.divisor
+        high = [f"const float high = (float)({self.count(range(last))});"] if counts else []
         lines = [
-            f"const int64_t rows = {flat};",
+            f"const int64_t rows = {' * '.join(outer) or '1'};",
             f"#pragma omp parallel if ({self.total} > {SMALL})",
             "{",
-            f"const int64_t room = {room};",
-            "float* buffer = (float*)aligned_alloc(64, (room * 4 + 63) / 64 * 64);",
-            "for (int64_t k = 0; k < room; k++) buffer[k] = " + self.low + ";",
-            f"float* line = buffer + {found.pad[last]};",
-            *self.width_counts(),
+            *(self.make_buffer() if self.buffered else []),
+            *(self.width_counts() if counts else []),
             f"#pragma omp for schedule(static, {self.rows})",
             "for (int64_t r = 0; r < rows; r++) {",
             *(index_of(args, (*found.lead, *found.outs[:last]), row_names, "r") if row_names else []),
-            *self.reduce_rows(width),
-            *([f"const float high = (float)({self.count(range(last))});"] if found.kind == "avg" and not found.divisor else []),
+            *self.find_rows(),
+            *high,
+            f"auto line_of = [&](auto all) {{ const int m = all ? {numel(found.window[:last])} : many; (void)m;",
+            *(self.reduce_rows() if self.buffered else []),
             f"int64_t {D[last]} = 0;",
-            f"for (; {D[last]} + kv::L <= {out_width}; {D[last]} += kv::L) {{",
-            *self.along_width(last),
+            f"for (; {D[last]} + kv::L <= {self.out_sizes[last]}; {D[last]} += kv::L) {{",
+            *self.along_width(""),
             *self.finish(""),
             "}",
-            f"if ({D[last]} < {out_width}) {{ const int n = (int)({out_width} - {D[last]});",
-            *self.along_width(last),
+            f"if ({D[last]} < {self.out_sizes[last]}) {{ const int n = (int)({self.out_sizes[last]} - {D[last]});",
+            *self.along_width("n"),
             *self.finish("n"),
+            "} };",
+            f"if (many == {numel(found.window[:last])}) line_of(std::true_type()); else line_of(std::false_type());",
             "}",
-            "}",
-            "free(buffer);" if found.divisor or found.kind == "max" else "free(buffer); free(across);",
+            *(["free(buffer);"] if self.buffered else []),
+            *(["free(across);"] if counts else []),
             *(["kv::fence();"] if self.stream else []),
             "}",
         ]
         return "\n".join(lines)
 
-    def width_counts(self) -> list[str]:
+    def make_buffer(self) -> list[str]:
         found, last = self.found, self.found.rank - 1
-        if found.kind == "max" or found.divisor:
-            return []
-        out_width = self.out_sizes[last]
+        span = (found.window[last] - 1) * found.dilation[last]
+        width, out_width = self.in_sizes[last], self.out_sizes[last]
+        return [
+            f"const int64_t room = ({out_width} + 2 * kv::L) * {found.stride[last]} + {span} + {width} + 2 * {found.pad[last]};",
+            "float* buffer = (float*)aligned_alloc(64, (room * 4 + 63) / 64 * 64);",
+            f"for (int64_t k = 0; k < room; k++) buffer[k] = {self.low};",
+            f"float* line = buffer + {found.pad[last]};",
+        ]
+
+    def width_counts(self) -> list[str]:
+        last, out_width = self.found.rank - 1, self.out_sizes[self.found.rank - 1]
         return [
             f"float* across = (float*)aligned_alloc(64, (({out_width} + kv::L) * 4 + 63) / 64 * 64);",
             f"for (int64_t {D[last]} = 0; {D[last]} < {out_width} + kv::L; {D[last]}++)",
             f"across[{D[last]}] = (float)std::max<int64_t>(1, {self.count(range(last, last + 1))});",
         ]
 
-    def reduce_rows(self, width: str) -> list[str]:
-        """Fill `line` with the join of the window's input rows."""
+    def find_rows(self) -> list[str]:
+        """`from`: the `many` input rows of this row of windows."""
         found, last = self.found, self.found.rank - 1
         loops, where = self.window_loops(range(last))
-        step = found.steps[last]
-        load = "kv::load(from + x)" if step == 1 else f"kv::load_step(from + x * {self.args.size(step)}, {self.args.size(step)}, kv::L)"
-        part = "kv::load_n(from + x, m)" if step == 1 else f"kv::load_step(from + x * {self.args.size(step)}, {self.args.size(step)}, m)"
+        kind = TYPES[found.input.dtype]
+        head = f"const {kind}* from[{numel(found.window[:last])}]; int many = 0;"
+        return [head, *loops, f"from[many++] = {self.base} + {where};", "}" * last]
+
+    def over_rows(self, call: str) -> list[str]:
+        """`v`: the join over the rows; `call` reads `q`."""
+        again = call.replace("from[0]", "from[q]")
+        return [f"kv::vf v = {call};", f"for (int q = 1; q < m; q++) v = {self.join('v', again)};"]
+
+    def reduce_rows(self) -> list[str]:
+        """Fill `line` with the join of the window's input rows."""
+        last = self.found.rank - 1
+        width, step = self.in_sizes[last], self.found.steps[last]
+        s = self.args.size(step)
+        load = "kv::load(from[0] + x)" if step == 1 else f"kv::load_step(from[0] + x * {s}, {s}, kv::L)"
+        part = "kv::load_n(from[0] + x, n)" if step == 1 else f"kv::load_step(from[0] + x * {s}, {s}, n)"
         return [
-            "bool begun = false;",
-            *loops,
-            f"const auto* from = {self.base} + {where};",
-            "int64_t x = 0;",
-            f"if (begun) for (; x + kv::L <= {width}; x += kv::L) kv::store(line + x, {self.join('kv::load(line + x)', load)});",
-            f"else for (; x + kv::L <= {width}; x += kv::L) kv::store(line + x, {load});",
-            f"if (x < {width}) {{ const int m = (int)({width} - x);",
-            f"kv::store_n(line + x, begun ? {self.join('kv::load_n(line + x, m)', part)} : {part}, m); }}",
-            "begun = true;",
-            "}" * len(range(last)),
-            f"if (!begun) for (int64_t x = 0; x < {width}; x++) line[x] = {self.low};",
+            f"if (!m) for (int64_t x = 0; x < {width}; x++) line[x] = {self.low};",
+            "else { int64_t x = 0;",
+            f"for (; x + kv::L <= {width}; x += kv::L) {{",
+            *self.over_rows(load),
+            "kv::store(line + x, v); }",
+            f"if (x < {width}) {{ const int n = (int)({width} - x);",
+            *self.over_rows(part),
+            "kv::store_n(line + x, v, n); } }",
         ]
 
-    def along_width(self, last: int) -> list[str]:
-        """`acc`: L neighbouring windows of the padded row; stride 2 takes even and odd places apart by shuffles."""
-        found = self.found
+    def along_width(self, tail: str) -> list[str]:
+        """`acc`: L neighbouring windows; stride 2 takes even and odd places apart by shuffles."""
+        found, last = self.found, self.found.rank - 1
         s, k, dilation = found.stride[last], found.window[last], found.dilation[last]
-        lines = [f"const float* at = buffer + {D[last]} * {s};"]
-        if s == 2:
-            lines.append("kv::vf " + ", ".join(f"w{b}" for b in range(k)) + ";")
-            done = set()
+        lines = [f"const int64_t at = {D[last]} * {s}; (void)at;", f"kv::vf {', '.join(f'w{b}' for b in range(k))};"]
+
+        def vector(name: str, offset: int | str) -> list[str]:
+            if self.buffered:
+                return [f"const kv::vf {name} = kv::load(buffer + at + {offset});"]
+            return [f"kv::vf {name}; {{", *self.over_rows(f"kv::load(from[0] + at + {offset})"), f"{name} = v; }}"]
+
+        if s == 2 and (self.buffered or not tail):
+            done: set[int | None] = set()
             for b in range(k):
                 if b in done:
                     continue
                 odd = b + 1 if dilation == 1 and b + 1 < k else None
-                call = f"kv::halves(at + {b * dilation}, w{b}, " + (f"w{odd});" if odd is not None else f"kv_none{b});")
-                lines.append((f"kv::vf kv_none{b}; " if odd is None else "") + call)
+                other = f"w{odd}" if odd is not None else f"spare{b}"
+                lines += [] if odd is not None else [f"kv::vf {other};"]
+                lines += [*vector(f"low{b}", b * dilation), *vector(f"high{b}", f"{b * dilation} + kv::L"), f"kv::halves(low{b}, high{b}, w{b}, {other});"]
                 done |= {b, odd}
+        elif s == 1 and not tail:
+            for b in range(k):
+                lines += [*vector(f"whole{b}", b * dilation), f"w{b} = whole{b};"]
         else:
             for b in range(k):
-                load = f"kv::load(at + {b * dilation})" if s == 1 else f"kv::load_step(at + {b * dilation}, {s}, kv::L)"
-                lines.append(f"const kv::vf w{b} = {load};")
+                if self.buffered:
+                    lines.append(f"w{b} = kv::load_step(buffer + at + {b * dilation}, {s}, {tail or 'kv::L'});")
+                else:
+                    call = f"kv::load_step(from[0] + at + {b * dilation}, {s}, {tail or 'kv::L'})"
+                    lines += ["{", *self.over_rows(call), f"w{b} = v; }}"]
         total = "w0"
         for b in range(1, k):
             total = self.join(total, f"w{b}")
         if found.kind == "avg":
-            by = f"{found.divisor}.0f" if found.divisor else None
-            total = f"({total}) / " + (f"kv::vf({by})" if by else f"(kv::load(across + {D[last]}) * kv::vf(high))")
+            by = f"{found.divisor}.0f" if found.divisor else f"kv::load(across + {D[last]}) * kv::vf(high)"
+            total = f"({total}) / " + (f"kv::vf({by})" if found.divisor else f"({by})")
         return [*lines, f"const kv::vf acc = {total};"]
 
     # Channels

@@ -2,6 +2,7 @@
 
 HELPERS = r"""
 #include <algorithm>
+#include <type_traits>
 namespace kv {
 // How many places a window that starts at `start` counts; with `whole`, padding inside the padded input counts too.
 KV int64_t places(int64_t start, int64_t window, int64_t size, int64_t pad, bool whole) {
@@ -10,8 +11,8 @@ KV int64_t places(int64_t start, int64_t window, int64_t size, int64_t pad, bool
 // The first place of a window that lies inside the input.
 KV int64_t inside(int64_t start, int64_t dilation) { return start < 0 ? (-start + dilation - 1) / dilation : 0; }
 // 2 L neighbours: those at even places, those at odd ones.
-KV void halves(const float* p, vf& even, vf& odd) {
-  fv a = load(p).v, b = load(p + L).v;
+KV void halves(vf low, vf high, vf& even, vf& odd) {
+  fv a = low.v, b = high.v;
 #if LANES == 8
   even = vf(__builtin_shuffle(a, b, (iv){0, 2, 4, 6, 8, 10, 12, 14}));
   odd = vf(__builtin_shuffle(a, b, (iv){1, 3, 5, 7, 9, 11, 13, 15}));
