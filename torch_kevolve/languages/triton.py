@@ -86,9 +86,23 @@ class Triton:
             meta: Mapping[str, Any],
             options: Mapping[str, int],
         ) -> None:
+            _give_scratch()
             getattr(module, kernel)[grid](*args, **meta, **options)
 
         return launch
+
+
+def _give_scratch() -> None:
+    """Device-side TMA descriptors live in scratch memory that triton asks for. Its allocator belongs to the thread's
+    context, so it is set where a kernel is launched, not once."""
+    import triton
+
+    if hasattr(triton, "set_allocator"):
+        triton.set_allocator(_scratch)
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.int8)
 
 
 _LOADING = threading.Lock()

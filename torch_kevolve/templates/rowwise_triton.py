@@ -83,7 +83,7 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
         for warps, per in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 4), (4, 16), (1, 1), (2, 1), (1, 16), (4, 64)):
             if 0 < row <= 65536 and 4 <= row * per / (32 * warps) <= 64:
                 good.append(("resident", row, per, warps, "reverse"))
-        for block, warps in ((8192, 8), (16384, 16), (8192, 16), (4096, 8), (16384, 32), (4096, 4), (1024, 4)):
+        for block, warps in ((8192, 4), (8192, 8), (4096, 4), (16384, 16), (4096, 8), (16384, 8), (1024, 4)):
             good.append(("loop", block, 1, warps, "reverse"))
         good.append(("split", 4096, 1, 8, "reverse"))
         good += [("resident", row, 1, 1, "reverse"), ("resident", row, 32, 1, "reverse"), ("loop", 16384, 16, 16, "forward")]
