@@ -238,9 +238,8 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUNNER.format(tmp=str(tmp))], check=False, env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "ignore", "-c", RUNNER.format(tmp=str(tmp))]
+    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads((tmp / "out.json").read_text()))
 

@@ -32,7 +32,11 @@ def candidates(name: str, facts: DeviceFacts, per_case: int) -> Iterator[tuple[s
 
 @pytest.mark.parametrize(
     ("name", "chip"),
-    [pytest.param(name, chip, id=f"triton-{name.removesuffix('_triton')}-{chip}") for name in FAMILIES for chip in CHIPS],
+    [
+        pytest.param(name, chip, id=f"triton-{name.removesuffix('_triton')}-{chip}")
+        for name in FAMILIES
+        for chip in CHIPS
+    ],
 )
 def test_compiles(name: str, chip: str, tmp_path: Path) -> None:
     arch, facts = CHIPS[chip]

@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, str]]]:
-    """Error text by family, case and point. Programs of their own: triton reads TRITON_INTERPRET when it is imported."""
+    """Error text by family, case and point. Programs of their own: triton reads TRITON_INTERPRET when it is
+    imported."""
     folder = tmp_path_factory.mktemp("interpreted")
     path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -44,7 +44,10 @@ FLOAT_OPS: dict[str, tuple[str, str]] = {
         "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))",
     ),
     "gelu_tanh": (
-        "kv::vf(0.5f) * {0} * (kv::vf(1.0f) + kv::tanh(kv::vf(0.7978845608f) * ({0} + kv::vf(0.044715f) * {0} * {0} * {0})))",
+        (
+            "kv::vf(0.5f) * {0} * (kv::vf(1.0f) + "
+            "kv::tanh(kv::vf(0.7978845608f) * ({0} + kv::vf(0.044715f) * {0} * {0} * {0})))"
+        ),
         "0.5 * {0} * (1.0 + kv_tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
     ),
     # A comparison, not a maximum: eager's relu keeps NaN and -0.0.
@@ -74,7 +77,10 @@ FLOAT_OPS: dict[str, tuple[str, str]] = {
     "round": ("kv::rint({0})", "kv_rint({0})"),
     # torch.sign of NaN is 0, which the two comparisons give.
     "sign": (
-        "kv::select(kv::gt({0}, kv::vf(0.0f)), kv::vf(1.0f), kv::select(kv::lt({0}, kv::vf(0.0f)), kv::vf(-1.0f), kv::vf(0.0f)))",
+        (
+            "kv::select(kv::gt({0}, kv::vf(0.0f)), kv::vf(1.0f), "
+            "kv::select(kv::lt({0}, kv::vf(0.0f)), kv::vf(-1.0f), kv::vf(0.0f)))"
+        ),
         "tl.where({0} > 0.0, 1.0, tl.where({0} < 0.0, -1.0, 0.0))",
     ),
     "maximum": ("kv::max_nan({0}, {1})", "kv_max({0}, {1})"),
@@ -161,7 +167,8 @@ HELPERS: dict[str, str] = {
         "    return tl.where(b == 0.0, tl.math.div_rn(a, b), f)\n"
     ),
     "kv_floor_div_int": (
-        "def kv_floor_div_int(a, b):\n    q = a // b\n    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)\n"
+        "def kv_floor_div_int(a, b):\n    q = a // b\n"
+        "    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)\n"
     ),
     "kv_remainder_int": (
         "def kv_remainder_int(a, b):\n    r = a % b\n    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)\n"
@@ -175,7 +182,8 @@ HELPERS: dict[str, str] = {
         "    return tl.where(a < 0.6, p, tl.where(x < 0.0, -e, e))\n"
     ),
     "kv_expm1": (
-        "def kv_expm1(x):\n    p = 1.0 + x * (1.0 / 9.0)\n    p = 1.0 + x * 0.125 * p\n    p = 1.0 + x * (1.0 / 7.0) * p\n"
+        "def kv_expm1(x):\n    p = 1.0 + x * (1.0 / 9.0)\n    p = 1.0 + x * 0.125 * p\n"
+        "    p = 1.0 + x * (1.0 / 7.0) * p\n"
         "    p = 1.0 + x * (1.0 / 6.0) * p\n    p = 1.0 + x * 0.2 * p\n    p = 1.0 + x * 0.25 * p\n"
         "    p = 1.0 + x * (1.0 / 3.0) * p\n    p = 1.0 + x * 0.5 * p\n"
         "    return tl.where(tl.abs(x) < 0.5, x * p, tl.exp(x) - 1.0)\n"
@@ -183,7 +191,7 @@ HELPERS: dict[str, str] = {
     # log(u) * x / (u - 1) with u = fl(1 + x): the rounding error of u cancels.
     "kv_log1p": (
         "def kv_log1p(x):\n    u = 1.0 + x\n    d = u - 1.0\n"
-        '    y = tl.log(u) * tl.math.div_rn(x, tl.where(d == 0.0, 1.0, d))\n'
+        "    y = tl.log(u) * tl.math.div_rn(x, tl.where(d == 0.0, 1.0, d))\n"
         '    return tl.where((d == 0.0) | (x == float("inf")), x, y)\n'
     ),
 }

@@ -2,42 +2,45 @@
 
 One printer for the languages "cpp" and "triton". A value is a `Term`: an atom of text and the dtype that ATen gives
 it. fp16 and bf16 are held in fp32 between operators (an operator's own rounding to half is left out, as Inductor
-does; a cast that the program wrote rounds), integers in their own width, bool as a mask. float64 and complex are refused.
+does; a cast that the program wrote rounds), integers in their own width, bool as a mask.
+float64 and complex are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch_kevolve.task import Arg, DType, Op, Ref
-from torch_kevolve.templates.dialects import COMPARE, FLOAT_OPS, INT_OPS, MASK_OPS, ROUND, SELECT, TESTS, constant
+from torch_kevolve.templates.dialects import COMPARE, FLOAT_OPS, INT_OPS, MASK_OPS, SELECT, TESTS, constant
+from torch_kevolve.templates.terms import (
+    HELD_FLOATS,
+    INTS,
+    LANGUAGES,
+    Number,
+    Term,
+    Unprintable,
+    cast,
+    cast_term,
+    is_call,
+    kind_of,
+    literal,
+)
 
-Number: TypeAlias = "int | float | bool"
-LANGUAGES = ("cpp", "triton")
-HELD_FLOATS = ("float32", "bfloat16", "float16")
-INTS = ("int64", "int32", "int16", "int8", "uint8")
-
-
-@dataclass(frozen=True)
-class Term:
-    """A value: `text` is an atom (a name or a literal), `dtype` ATen's name for it; `number` where it is a literal."""
-
-    text: str
-    dtype: str
-    number: Number | None = None
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.dtype)
-
+__all__ = [
+    "HELD_FLOATS",
+    "INTS",
+    "LANGUAGES",
+    "Number",
+    "Term",
+    "cast",
+    "express",
+    "is_pointwise",
+    "kind_of",
+    "literal",
+]
 
 Read: TypeAlias = Callable[[Ref], Term]
-
-
-class Unprintable(Exception):
-    """Inside this file: the operator has no text."""
 
 
 _SAME = {  # operators whose operands and result share one kind; the name of the row
@@ -46,20 +49,14 @@ _SAME = {  # operators whose operands and result share one kind; the name of the
     "reciprocal": "reciprocal", "square": "square", "sigmoid": "sigmoid", "silu": "silu", "tanh": "tanh", "erf": "erf",
     "relu": "relu", "hardswish": "hardswish", "hardsigmoid": "hardsigmoid", "sin": "sin", "cos": "cos",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "sign": "sign", "sgn": "sign", "maximum": "maximum",
-    "minimum": "minimum", "fmod": "fmod", "remainder": "remainder", "bitwise_and": "bitwise_and", "clamp_min": "maximum",
-    "clamp_max": "minimum", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor", "bitwise_not": "bitwise_not",
+    "minimum": "minimum", "fmod": "fmod", "remainder": "remainder", "bitwise_and": "bitwise_and",
+    "clamp_min": "maximum", "clamp_max": "minimum", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+    "bitwise_not": "bitwise_not",
     "threshold_backward": "threshold_backward", "floor_divide": "div_floor",
 }  # fmt: skip
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
 _CASTS = ("convert_element_type", "_to_copy", "to")
 _FILLS = ("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "empty_like")
-
-
-def kind_of(dtype: str) -> str:
-    """`float`, `int`, `mask`, or empty for a dtype that is not printed."""
-    if dtype in HELD_FLOATS:
-        return "float"
-    return "mask" if dtype == "bool" else "int" if dtype in INTS else ""
 
 
 def is_pointwise(target: str) -> bool:
@@ -80,56 +77,12 @@ def express(op: Op, read: Read, language: str) -> Term | None:
         return None
 
 
-def cast(term: Term, dtype: str, language: str, rounded: bool = False) -> Term:
-    """The term as another dtype. Float to float is free unless `rounded`. Raises ValueError where it has no text."""
-    try:
-        return _cast(term, dtype, language, rounded)
-    except Unprintable:
-        raise ValueError(f"no cast from {term.dtype} to {dtype}") from None
-
-
-def literal(value: Number, dtype: str, language: str) -> Term:
-    """A constant of a dtype, rounded to it."""
-    kind = kind_of(dtype)
-    number: Number = bool(value) if kind == "mask" else int(value) if kind == "int" else _rounded(float(value), dtype)
-    return Term(constant(number, kind, language), dtype, number)
-
-
 def _name(target: str) -> str:
     return target.split(".")[1]
 
 
 def _overload(target: str) -> str:
     return target.rsplit(".", 1)[1]
-
-
-def _rounded(value: float, dtype: str) -> float:
-    if dtype not in ("bfloat16", "float16"):
-        return value
-    import torch
-
-    return float(torch.tensor(value, dtype=getattr(torch, dtype)).item())
-
-
-def _cast(term: Term, dtype: str, language: str, rounded: bool = False) -> Term:
-    want, have = kind_of(dtype), term.kind
-    if not want or not have:
-        raise Unprintable
-    if term.number is not None:
-        return literal(term.number, dtype, language)
-    text = term.text
-    cpp = language == "cpp"
-    if want == have == "float":
-        if rounded and dtype in ROUND:
-            return Term(ROUND[dtype][not cpp].format(text), dtype)
-        return Term(text, dtype)
-    if want == have and (dtype == term.dtype):
-        return Term(text, dtype)
-    if want == "mask":
-        return Term(f"kv::ne({text}, {text} - {text})" if cpp else f"{text} != 0", dtype)
-    if cpp:
-        return Term(f"kv::to_{want}({text})", dtype)
-    return Term(f"{text}.to(tl.{'float32' if want == 'float' else dtype})", dtype)
 
 
 class _Printer:
@@ -192,14 +145,14 @@ class _Printer:
         # Scalars meet half tensors unrounded: arithmetic is in fp32, as eager's.
         if term.number is not None and kind_of(dtype) == "float":
             return Term(constant(float(term.number), "float", self.language), dtype, float(term.number))
-        return self.atom(_cast(self.atom(term), dtype, self.language))
+        return self.atom(cast_term(self.atom(term), dtype, self.language))
 
     def atom(self, term: Term) -> Term:
-        plain = term.number is not None or term.text.isidentifier() or _is_call(term.text)
+        plain = term.number is not None or term.text.isidentifier() or is_call(term.text)
         return term if plain else Term(f"({term.text})", term.dtype)
 
     def common(self, a: Term, b: Term) -> tuple[Term, Term]:
-        """Two operands of a comparison in one dtype; a scalar takes the tensor's, rounded to it, unless it outranks it."""
+        """Two operands of a comparison in one dtype; a scalar takes the tensor's unless it outranks it."""
         ranks = {"mask": 0, "int": 1, "float": 2}
         if not a.kind or not b.kind:
             raise Unprintable
@@ -214,20 +167,6 @@ class _Printer:
             wide = max(a.dtype, b.dtype, key=lambda d: (int("".join(filter(str.isdigit, d))), d))
             return self.to(a, wide), self.to(b, wide)
         return a, b
-
-
-def _is_call(text: str) -> bool:
-    if not text.endswith(")") or "(" not in text:
-        return False
-    head = text[: text.index("(")]
-    if head and not all(part.isidentifier() for part in head.replace("::", ".").split(".")):
-        return False
-    depth = 0
-    for place, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if depth == 0 and char == ")":
-            return place == len(text) - 1
-    return False
 
 
 def _div(p: _Printer) -> Term:
@@ -316,7 +255,7 @@ def _convert(p: _Printer) -> Term:
     wanted = p.kwargs.get("dtype", p.op.args[1] if len(p.op.args) > 1 else None)
     if isinstance(wanted, DType) and wanted.name != p.out:
         raise Unprintable
-    return _cast(p.atom(p.arg(0)), p.out, p.language, p.op.written)
+    return cast_term(p.atom(p.arg(0)), p.out, p.language, p.op.written)
 
 
 def _full(p: _Printer) -> Term:

@@ -34,7 +34,8 @@ class Matmul:
 
 
 def find(task: KernelTask, language: str = "triton") -> Matmul | None:
-    """The one matmul of a task with everything around it, as statements of a language; None where something does not fit."""
+    """The one matmul of a task with everything around it, as statements of a language; None where something
+    does not fit."""
     graph = task.graph
     places = [i for i, op in enumerate(graph.ops) if name_of(op) in ANCHORS]
     if len(places) != 1:
@@ -57,7 +58,9 @@ def find(task: KernelTask, language: str = "triton") -> Matmul | None:
     ends = logsumexp(graph, index) if len(domain) == 2 else None
     if ends is None:
         body = after(graph, {(index, 0): "acc"}, domain, language)
-        return None if body is None else Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body)
+        return (
+            None if body is None else Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body)
+        )
     head, end = ends
     body = after(replace(graph, outputs=(head,)), {(index, 0): "acc"}, domain, language)
     tail = after(graph, {(end.index, 0): "acc"}, (m,), language)
@@ -67,7 +70,8 @@ def find(task: KernelTask, language: str = "triton") -> Matmul | None:
 
 
 def logsumexp(graph: TaskGraph, anchor: int) -> tuple[Ref, Ref] | None:
-    """(value, result) of `max + log(sum(exp(value - max)))` over the last dimension, in the form of its decomposition."""
+    """(value, result) of `max + log(sum(exp(value - max)))` over the last dimension, in the form of its
+    decomposition."""
     for place, op in enumerate(graph.ops):
         if name_of(op) != "log" or len(graph.inputs) + place <= anchor:
             continue
@@ -141,12 +145,12 @@ def flops(found: Matmul) -> float:
     return float(total) if isinstance(total, int) else math.inf
 
 
-TILE = '''
+TILE = """
 @triton.jit
 def tile_of(t, nm, nn, GROUP: tl.constexpr):
     wide = GROUP * nn
     first = (t // wide) * GROUP
     height = tl.minimum(nm - first, GROUP)
     return first + (t % wide) % height, (t % wide) // height
-'''
+"""
 """Tiles in groups of GROUP rows, so that their columns are still in L2."""

@@ -1,7 +1,7 @@
 """Matmul (Triton): half-precision products with what follows them.
 
 Persistent programs walk over tiles. Operands come through TMA descriptors made on the device, or through pointers where
-strides or sizes forbid that. A row logsumexp becomes a maximum and a sum per tile, so that the product is never written.
+strides or sizes forbid that. A row logsumexp becomes a maximum and a sum per tile: the product is never written.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _combine(
         # A part without terms has total 0 and shift 0: it must not lift the maximum.
         'high = tl.maximum(top, tl.max(tl.where(totals == 0.0, float("-inf"), peaks), 0))',
         'safe = tl.where(high == float("-inf"), 0.0, high)',
-        'weight = tl.where(totals == 0.0, 0.0, tl.exp2(peaks - safe[None, :]))',
+        "weight = tl.where(totals == 0.0, 0.0, tl.exp2(peaks - safe[None, :]))",
         # An infinite total stays so however small its weight.
         'weight = tl.where(totals == float("inf"), 1.0, weight)',
         'before = tl.where((sums == 0.0) | (sums == float("inf")), 1.0, tl.exp2(top - safe))',

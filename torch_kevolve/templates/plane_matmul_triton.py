@@ -22,7 +22,7 @@ PLANES = 3
 PRODUCTS = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0), (0, 0))
 """Smallest first, so that the small ones are not lost in the large."""
 
-_SPLIT = '''
+_SPLIT = """
 @triton.jit
 def split(x_ptr, high_ptr, middle_ptr, low_ptr, flag_ptr, n, BLOCK: tl.constexpr):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -36,7 +36,7 @@ def split(x_ptr, high_ptr, middle_ptr, low_ptr, flag_ptr, n, BLOCK: tl.constexpr
     bad = tl.max(((tl.abs(x) < 3.0e38) == 0).to(tl.int32), 0)
     if bad > 0:
         tl.atomic_max(flag_ptr, 1)
-'''
+"""
 
 
 class PlaneMatmulTriton:
@@ -139,7 +139,8 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     meta = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")
     tile = (int(point["BLOCK_M"]), int(point["BLOCK_N"]))
     lines = _walk(p, found, builder, outs, [*set_a, *set_b], step, programs, tile)
-    text = TILE + "\n" + _SPLIT + "\n\n" + kernel("plane_matmul", p, meta, [f"if {flags} == 0:", *(f"    {x}" for x in lines)])
+    guarded = [f"if {flags} == 0:", *(f"    {line}" for line in lines)]
+    text = TILE + "\n" + _SPLIT + "\n\n" + kernel("plane_matmul", p, meta, guarded)
     options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
     builder.run("plane_matmul", (programs,), p.args, **options)
 
@@ -155,7 +156,13 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
 
 
 def _walk(
-    p: Params, found: Matmul, builder: PlanBuilder, outs: list[Tensor], setup: list[str], step: list[str], programs: int,
+    p: Params,
+    found: Matmul,
+    builder: PlanBuilder,
+    outs: list[Tensor],
+    setup: list[str],
+    step: list[str],
+    programs: int,
     blocks: tuple[int, int],
 ) -> list[str]:
     _, m, n, k = found.sizes

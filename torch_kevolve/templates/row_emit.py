@@ -137,7 +137,8 @@ class Emitter:
         along = any(load.strides[a] != 0 for a in self.program.reduced)
         mask = scope.mask if along else self.rows.mask
         guard = f", mask={mask}, other=0" if mask else ""
-        return self.bind(Term(f"tl.load({pointer} + {where}{guard}{scope.policy if along else ''}){held}", load.dtype), scope)
+        policy = scope.policy if along else ""
+        return self.bind(Term(f"tl.load({pointer} + {where}{guard}{policy}){held}", load.dtype), scope)
 
     def _gather(self, op: Op) -> Term:
         source, index = op.args[0], op.args[2]

@@ -10,13 +10,12 @@ from __future__ import annotations
 from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.plan import PlanBuilder, Tensor
 from torch_kevolve.sizes import next_power_of_2, simplify, upper_bound
-from torch_kevolve.task import KernelTask, Ref
+from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.kernel_text import is_wide, triton_space
-from torch_kevolve.templates.row_passes import Render, levels
+from torch_kevolve.templates.row_levels import levels
+from torch_kevolve.templates.row_passes import Render
 from torch_kevolve.templates.rows import RowProgram, analyse
-
-SPLITS = 128
 
 
 class RowwiseTriton:
@@ -50,7 +49,8 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
     bound = upper_bound(program.row_size, task.symbols)
     row = 0 if bound is None else next_power_of_2(bound)
     whole = any(program.level(out.ref.index) == "element" for out in program.outputs)
-    simple = not whole and levels(program) == 1 and not any(r.kind in ("var", "var_mean", "prod") for r in program.reduces)
+    hard = any(r.kind in ("var", "var_mean", "prod") for r in program.reduces)
+    simple = not whole and not hard and levels(program) == 1
     inner = _inner(program)
     axes = {
         "algorithm": ("resident", "loop", "split"),
@@ -78,7 +78,7 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
             kind = "split" if simple and rows < 132 * width * 8 else "loop"
             good.append((kind, block, width, warps, "reverse"))
         good += [("loop", 32, 64, 4, "reverse"), ("loop", 16, 16, 4, "reverse"), ("resident", row, 32, 8, "reverse")]
-        good += [("resident", row, 8, 4, "reverse"), ("resident", row, 16, 4, "reverse"), ("resident", row, 64, 8, "reverse")]
+        good += [("resident", row, per, warps, "reverse") for per, warps in ((8, 4), (16, 4), (64, 8))]
     else:
         for warps, per in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 4), (4, 16), (1, 1), (2, 1), (1, 16), (4, 64)):
             if 0 < row <= 65536 and 4 <= row * per / (32 * warps) <= 64:
@@ -86,7 +86,7 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
         for block, warps in ((8192, 4), (8192, 8), (4096, 4), (16384, 16), (4096, 8), (16384, 8), (1024, 4)):
             good.append(("loop", block, 1, warps, "reverse"))
         good.append(("split", 4096, 1, 8, "reverse"))
-        good += [("resident", row, 1, 1, "reverse"), ("resident", row, 32, 1, "reverse"), ("loop", 16384, 16, 16, "forward")]
+        good += [("resident", row, 1, 1, "reverse"), ("resident", row, 32, 1, "reverse")]
     start: list[Point] = [dict(zip(axes, each, strict=True)) for each in good if each[1] in axes["BLOCK"]]
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
@@ -113,6 +113,3 @@ def _inner(program: RowProgram) -> bool:
     full = [load for load in wide if len(program.varies[load.input]) == max(len(program.varies[w.input]) for w in wide)]
     ones = [any(load.strides[a] == 1 for a in program.reduced) for load in full]
     return bool(ones) and not any(ones)
-
-
-__all__ = ["Ref", "RowwiseTriton"]

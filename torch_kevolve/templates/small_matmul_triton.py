@@ -36,7 +36,7 @@ class SmallMatmulTriton:
 def _space(
     family: str, task: KernelTask, found: Matmul, blocks: tuple[int, int, int], device: DeviceFacts
 ) -> Space | None:
-    m, n, k = blocks
+    m, n, _ = blocks
     full = found.dtype == "float32"
     # The bf16 sums exist on NVIDIA alone.
     sums = ("tf32x3", "bf16x6", "ieee") if device.arch.startswith("cuda") else ("ieee",)
@@ -56,7 +56,8 @@ def _space(
     first = sums[0] if full else "plain"
     rows = [
         (1, first, 1, 1), (1, first, 2, 1), (1, first, 4, 1), (2, first, 1, 2), (4, first, 1, 2), (4, first, 4, 2),
-        (8, first, 4, 3), (1, first, 8, 1), *([(1, "bf16x6", 1, 1), (1, "ieee", 1, 1), (1, "ieee", 4, 1)] if full else []),
+        (8, first, 4, 3), (1, first, 8, 1), *([(1, "bf16x6", 1, 1), (1, "ieee", 1, 1), (1, "ieee", 4, 1)] if
+        full else []),
     ]  # fmt: skip
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in rows if row[1] in axes["precision"]]
 
@@ -90,7 +91,9 @@ def _render(
     if found.bias is not None:
         where = address(p, found.bias_strides, ("i0", "i1", "i2"))
         held = HELD.get(found.bias.dtype, "")
-        inside.append(f"acc += tl.load({p.input(found.bias.index)} + {where} + i1 * 0 + i2 * 0, mask=mask, other=0){held}")
+        inside.append(
+            f"acc += tl.load({p.input(found.bias.index)} + {where} + i1 * 0 + i2 * 0, mask=mask, other=0){held}"
+        )
     inside += epilogue(p, found.body, ("i0", "i1", "i2"), "mask" if not exact else "", outs)
     lines = [
         "rm = tl.arange(0, BLOCK_M)",
