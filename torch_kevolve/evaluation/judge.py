@@ -40,6 +40,8 @@ CONFIRM_S = 2.5
 ARMS = ("inductor", "max_autotune")
 BUSY = 0.15
 """Load of others above which a measurement waits: at 0.5 on two cores, medians of equal arms differed by 8 %."""
+PATIENCE_S = {LOOK_S: 0.5, CONFIRM_S: 4.0}
+"""How long it waits: a glance only drops what is far behind, and needs no quiet."""
 Build = Callable[[Candidate, dict[str, int], str, Path], Built]
 
 
@@ -243,7 +245,7 @@ class Judge:
         if proof is not None:
             proof.poison(POISONS[0])
         with self.device.lock():
-            self._quiet(4.0 if seconds >= CONFIRM_S else 1.0)
+            self._quiet(PATIENCE_S.get(seconds, 0.0))
             reply = self.port.call(message, self.settings.candidate_s + 60 * seconds)
         why = reply.get("died") or reply.get("problem")
         if why:
