@@ -10,6 +10,7 @@ from torch_kevolve.registry import Registry
 from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.base import Family, Space
 from torch_kevolve.templates.columns_cpp import ColumnsCpp
+from torch_kevolve.templates.embedding_cpp import EmbeddingCpp
 from torch_kevolve.templates.embedding_triton import EmbeddingTriton
 from torch_kevolve.templates.matmul_cpp import MatmulCpp
 from torch_kevolve.templates.matmul_triton import MatmulTriton
@@ -33,6 +34,7 @@ TEMPLATES: Registry[type[Family]] = Registry(
             Twin,
             RowwiseCpp,
             ColumnsCpp,
+            EmbeddingCpp,
             ScanCpp,
             PoolingCpp,
             MatmulCpp,

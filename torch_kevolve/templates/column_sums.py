@@ -55,7 +55,11 @@ def step(part: Part, dtype: str, value: str, axis: int) -> tuple[list[str], list
     name, kind = part.reduce.op, kind_of(dtype)
     acc = f"a{name}[u]"
     if part.kind in ("any", "all"):
-        flag = value if kind == "mask" else f"kv::ne({value}, {'kv::vf(0.0f)' if kind == 'float' else 'kv::vi((int64_t)0)'})"
+        flag = (
+            value
+            if kind == "mask"
+            else f"kv::ne({value}, {'kv::vf(0.0f)' if kind == 'float' else 'kv::vi((int64_t)0)'})"
+        )
         return [f"{acc} = kv::{'or_' if part.kind == 'any' else 'and_'}({acc}, {flag});"], []
     if part.sums and kind != "float":
         return [f"{acc} = {acc} + kv::to_int({value});"], []
@@ -81,7 +85,10 @@ def finish(part: Part, dtype: str, result: str, out: str, u: int, count: str) ->
     name = reduce.op
     loop = f"for (int u = 0; u < {u}; u++)"
     if part.kind == "centre":
-        return [f"kv::vf m{name}[{u}];", f"{loop} m{name}[u] = kv::vf(__builtin_convertvector(d{name}[u] / (double)({count}), kv::fv));"]
+        return [
+            f"kv::vf m{name}[{u}];",
+            f"{loop} m{name}[u] = kv::vf(__builtin_convertvector(d{name}[u] / (double)({count}), kv::fv));",
+        ]
     if part.kind == "spread":
         free = f"((double)({count}) - {reduce.correction})"
         value = f"kv::vf(__builtin_convertvector(d{name}[u] / ({free} > 0 ? {free} : 0.0), kv::fv))"

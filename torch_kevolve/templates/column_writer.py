@@ -116,7 +116,9 @@ class ColumnWriter:
         *outer, last = self.program.reduced
         size = size_text(self.program.axes[last])
         for axis in outer:
-            self.lines.append(f"for (int64_t c{axis} = 0; c{axis} < ({size_text(self.program.axes[axis])}); c{axis}++) {{")
+            self.lines.append(
+                f"for (int64_t c{axis} = 0; c{axis} < ({size_text(self.program.axes[axis])}); c{axis}++) {{"
+            )
         if flush:
             self.lines += [
                 f"for (int64_t block = 0; block < ({size}); block += {self.block}) {{",
@@ -133,7 +135,13 @@ class ColumnWriter:
 
     def _over_u(self, inside: Sequence[str]) -> None:
         lanes = f"const int64_t i{self.lane} = from + u * {self.lanes}; (void)i{self.lane};"
-        self.lines += ["{", f"#pragma GCC unroll {self.u}", f"for (int u = 0; u < {self.u}; u++) {{ {lanes}", *inside, "} }"]
+        self.lines += [
+            "{",
+            f"#pragma GCC unroll {self.u}",
+            f"for (int u = 0; u < {self.u}; u++) {{ {lanes}",
+            *inside,
+            "} }",
+        ]
 
     # Values
 
@@ -202,7 +210,12 @@ class ColumnWriter:
         kwargs = dict(op.kwargs)
         first, by = kwargs.get("start", 0), kwargs.get("step", 1)
         axes = self.program.varies[index]
-        if len(axes) != 1 or not isinstance(first, int) or not isinstance(by, int) or op.outs[0].dtype not in ("int64", "int32"):
+        if (
+            len(axes) != 1
+            or not isinstance(first, int)
+            or not isinstance(by, int)
+            or op.outs[0].dtype not in ("int64", "int32")
+        ):
             raise Unwritable
         (axis,) = axes
         if axis == self.lane:

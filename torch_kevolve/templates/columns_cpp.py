@@ -1,7 +1,7 @@
 """Columns C++: reductions over an axis that is not innermost.
 
-Sums over a batch, argmax along dimension 0, softmax over channels: the lanes of a vector are neighbouring columns, so no
-lane is ever combined with another. A strip of columns is narrow enough to be read again from cache by later stages.
+Sums over a batch, argmax along dimension 0, softmax over channels: the lanes of a vector are neighbouring columns, so
+no lane is ever combined with another. A strip of columns is narrow enough to be read again from cache by later stages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,14 @@ def _space(task: KernelTask, program: RowProgram, lanes: int) -> Space | None:
         return point["U"] == 1 or not isinstance(inner, int) or int(point["U"]) * lanes <= inner
 
     exact = axes["DEGREE"][1]
-    good = [(4, 32, exact, 0), (8, 32, exact, 0), (2, 32, 7, 0), (8, 32, exact, axes["NT"][-1]), (16, 32, exact, 0), (1, 16, 7, 0)]
+    good = [
+        (4, 32, exact, 0),
+        (8, 32, exact, 0),
+        (2, 32, 7, 0),
+        (8, 32, exact, axes["NT"][-1]),
+        (16, 32, exact, 0),
+        (1, 16, 7, 0),
+    ]
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in dict.fromkeys(good)]
 
     def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
@@ -83,4 +90,9 @@ def _space(task: KernelTask, program: RowProgram, lanes: int) -> Space | None:
 def _sizes(program: RowProgram) -> list[Size]:
     """Every size that the body may write."""
     strides = [s for load in program.loads.values() for s in load.strides]
-    return [*program.axes, *strides, *(s for out in program.outputs for s in out.strides), *(r.count for r in program.reduces)]
+    return [
+        *program.axes,
+        *strides,
+        *(s for out in program.outputs for s in out.strides),
+        *(r.count for r in program.reduces),
+    ]
