@@ -17,7 +17,6 @@ from torch_kevolve.languages.cpp import Cpp
 from torch_kevolve.languages.replay import Replay
 from torch_kevolve.task import KernelTask
 
-
 WORK = Path(tempfile.mkdtemp(prefix="kevolve-cpp-cases-"))
 
 

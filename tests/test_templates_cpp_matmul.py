@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cpp_cases import normal, problems, special
+from cpp_cases import candidates, normal, problems, run, special
+from triton_cases import trace
 
 from torch_kevolve.templates.matmul_cpp import MatmulCpp
 
@@ -27,7 +28,8 @@ CASES = {
     "bmm transposed": (lambda a, b: a @ b.transpose(1, 2), [normal(3, 17, 33), normal(3, 40, 33)]),
     "baddbmm": (lambda c, a, b: torch.baddbmm(c, a, b), [normal(3, 17, 9), normal(3, 17, 33), normal(3, 33, 9)]),
     "special": (lambda a, b: a @ b, [special(20, 64), normal(64, 32)]),
-    "logsumexp": (lambda x, w, b: torch.logsumexp(F.linear(x, w, b), -1), [normal(20, 64), normal(700, 64) / 4, normal(700)]),
+    "logsumexp": (
+        lambda x, w, b: torch.logsumexp(F.linear(x, w, b), -1), [normal(20, 64), normal(700, 64) / 4, normal(700)]),
     "logsumexp many rows": (lambda x, w: torch.logsumexp(F.linear(x, w), -1), [normal(300, 33), normal(50, 33)]),
     "logsumexp special": (lambda x, w: torch.logsumexp(F.linear(x, w), -1) * 2, [special(20, 16), normal(100, 16)]),
 }  # fmt: skip
@@ -41,4 +43,20 @@ def test_matmuls_are_right(name):
 
 
 def test_sixteen_lanes_are_right():
-    assert problems(MatmulCpp(), lambda a, b: a @ b, [normal(33, 100), normal(100, 70)], count=3, loose=4.0, vector=64) == {}
+    assert (
+        problems(MatmulCpp(), lambda a, b: a @ b, [normal(33, 100), normal(100, 70)], count=3, loose=4.0, vector=64)
+        == {}
+    )
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_sum_that_overflows_on_the_way_is_exact(rows):
+    """fp32 partial sums reach infinity, the result does not; a NaN and an infinity stay where they are."""
+    x, w = torch.ones(rows, 64), torch.ones(40, 64)
+    x[0, :20], x[0, 20:40] = 3e38, -3e38
+    x[1, 3] = float("inf")
+    x[2, 3] = float("nan")
+    task, order = trace(F.linear, (x, w))
+    for label, candidate in candidates(MatmulCpp(), task, 3):
+        (got,) = run(candidate, task, [(x, w)[i] for i in order])
+        assert (got[0] == 24).all() and (got[1] == float("inf")).all() and got[2].isnan().all(), label

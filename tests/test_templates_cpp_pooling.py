@@ -39,7 +39,10 @@ PLACES = {
     "3 2 1": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [normal(2, 5, 17, 41)]),
     "ties": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [normal(2, 5, 17, 41).round()]),
     "special": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [special(3, 5, 16, 40)]),
-    "channels": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [special(3, 19, 8, 9).to(memory_format=last)]),
+    "channels": (
+        lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+        [special(3, 19, 8, 9).to(memory_format=last)],
+    ),
     "dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2, return_indices=True), [special(3, 2, 20, 33)]),
 }
 

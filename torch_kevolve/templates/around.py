@@ -122,7 +122,9 @@ class _Unfit(Exception):
 
 
 class _Walk:
-    def __init__(self, graph: TaskGraph, values: dict[tuple[int, int], str], domain: tuple[Size, ...], language: str) -> None:
+    def __init__(
+        self, graph: TaskGraph, values: dict[tuple[int, int], str], domain: tuple[Size, ...], language: str
+    ) -> None:
         self.graph, self.domain, self.values, self.language = graph, domain, values, language
         self.numel = numel(domain)
         self.anchors = {index for index, _ in values}

@@ -4,7 +4,9 @@ TILES = r"""
 #include <algorithm>
 namespace kv {
 // MR rows times NV vectors of columns, K deep: MR * NV accumulators stay in registers.
-template <int MR, int NV> KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool fresh) {
+template <int MR, int NV>
+KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+              bool fresh) {
   fv acc[MR][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
@@ -30,7 +32,8 @@ template <int MR, int NV> KV void micro(const float* a, int64_t lda, const float
     }
 }
 template <int MR, int NV> struct Tile {
-  static void run(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool fresh) {
+  static void run(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c,
+                  int64_t ldc, bool fresh) {
     if (rows == MR) micro<MR, NV>(a, lda, b, ldb, depth, c, ldc, fresh);
     else Tile<MR - 1, NV>::run(rows, a, lda, b, ldb, depth, c, ldc, fresh);
   }
@@ -62,18 +65,36 @@ template <int NV, class T> void pack(const T* b, int64_t sk, int64_t sn, int64_t
   }
 }
 // Rows of A that are not fp32 or not contiguous, as fp32 rows of `wide`.
-template <class T> void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, float* out, int64_t wide) {
+template <class T>
+void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, float* out, int64_t wide) {
   for (int64_t m = 0; m < rows; m++) {
     int64_t k = 0;
     if (sk == 1) for (; k + L <= depth; k += L) store(out + m * wide + k, load(a + m * sm + k));
     for (; k < depth; k++) out[m * wide + k] = load_one(a + m * sm + k * sk).v[0];
   }
 }
+KV bool finite(vf x) {
+  const fv d = x.v - x.v;
+  bool fine = true;
+  for (int q = 0; q < L; q++) fine &= d[q] == 0;
+  return fine;
+}
+// L products once more in double, where fp32 left its range: an overflow on the way depends on the order of the sum.
+// A row with a NaN is left alone.
+template <class A, class B> __attribute__((noinline, cold))
+vf again(vf got, const A* a, int64_t step, const B* b, int64_t sk, int64_t sn, int64_t depth, int n) {
+  for (int64_t k = 0; k < depth; k++) { const float x = load_one(a + k * step).v[0]; if (x != x) return got; }
+  dv sum = {};
+  for (int64_t k = 0; k < depth; k++) sum += (double)load_one(a + k * step).v[0] * wide(load_step(b + k * sk, sn, n));
+  const fv full = __builtin_convertvector(sum, fv);
+  return vf((got.v - got.v) == 0 ? got.v : full);
+}
 KV double safe(double top) { return __builtin_isinf(top) ? 0.0 : top; }
 // Joins (top, sum of exp(x - safe(top))) of two parts of a row. Where the maximum is infinite it is not taken off.
 KV void join(double& top, double& sum, double other, double more) {
   const double most = (other > top || other != other) && top == top ? other : top;
-  sum = (sum == 0 ? 0 : sum * std::exp(safe(top) - safe(most))) + (more == 0 ? 0 : more * std::exp(safe(other) - safe(most)));
+  const double off = safe(most);
+  sum = (sum == 0 ? 0 : sum * std::exp(safe(top) - off)) + (more == 0 ? 0 : more * std::exp(safe(other) - off));
   top = most;
 }
 }
@@ -81,8 +102,9 @@ KV void join(double& top, double& sum, double other, double more) {
 
 SKINNY = r"""
 namespace kv {
-// out[m][r] = sum over k of a[m][k] b[r][k], for M rows of A and R rows of B; lanes are flushed to double every 64 vectors.
-template <int M, int R, class A, class B> KV void dots(const A* a, int64_t lda, const B* const* b, int64_t depth, float* out, int64_t ldo) {
+// out[m][r] = sum over k of a[m][k] b[r][k], for M rows of A and R of B; lanes are flushed to double every 64 vectors.
+template <int M, int R, class A, class B>
+KV void dots(const A* a, int64_t lda, const B* const* b, int64_t depth, float* out, int64_t ldo) {
   double whole[M][R];
   for (int m = 0; m < M; m++) for (int r = 0; r < R; r++) whole[m][r] = 0;
   for (int64_t k = 0; k < depth;) {

@@ -6,7 +6,8 @@ HELPERS = r"""
 namespace kv {
 // How many places a window that starts at `start` counts; with `whole`, padding inside the padded input counts too.
 KV int64_t places(int64_t start, int64_t window, int64_t size, int64_t pad, bool whole) {
-  return whole ? std::min(start + window, size + pad) - start : std::min(start + window, size) - std::max<int64_t>(start, 0);
+  if (whole) return std::min(start + window, size + pad) - start;
+  return std::min(start + window, size) - std::max<int64_t>(start, 0);
 }
 // The first place of a window that lies inside the input.
 KV int64_t inside(int64_t start, int64_t dilation) { return start < 0 ? (-start + dilation - 1) / dilation : 0; }
