@@ -13,7 +13,7 @@ from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.anchor_cpp import Args, cpp_space, lanes_of
 from torch_kevolve.templates.base import Choice, Point, Space
 from torch_kevolve.templates.column_writer import ColumnWriter, Unwritable
-from torch_kevolve.templates.rows import RowProgram, analyse
+from torch_kevolve.templates.rows import RowProgram, analyse, places_fit
 
 NAME = "columns_cpp"
 
@@ -28,7 +28,7 @@ class ColumnsCpp:
         if device.type != "cpu":
             return None
         program = analyse(task)
-        if isinstance(program, str) or not fits(program):
+        if isinstance(program, str) or not fits(program) or not places_fit(program):
             return None
         return _space(task, program, lanes_of(device))
 

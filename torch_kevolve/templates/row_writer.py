@@ -8,7 +8,7 @@ from typing import Any
 from torch_kevolve.sizes import Size
 from torch_kevolve.task import Op, Ref
 from torch_kevolve.templates.cpp_text import held, size_text, statement
-from torch_kevolve.templates.expr import Term
+from torch_kevolve.templates.expr import INTS, Term
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, Reduce, RowProgram
 
 START = {"sum": "0.0f", "mean": "0.0f", "var": "0.0f", "var_mean": "0.0f", "max": "-__builtin_inff()", "min": "__builtin_inff()",
@@ -195,6 +195,8 @@ class RowWriter:
 
     def _keep(self, reduce: Reduce) -> None:
         kind = self.graph.spec(reduce.source).dtype
+        if kind in INTS and reduce.kind not in ("any", "all"):
+            raise Unwritable  # kept per row in fp64, which holds integers to 2^53 only
         name = self._name(reduce.source)
         value = f"(double){name}.v[0]" if kind != "bool" else f"(double)({name}.v[0] != 0)"
         self.lines.append(f"f{reduce.op}[r] = {value};")
@@ -207,7 +209,10 @@ class RowWriter:
         if reduce.kind in ("argmax", "argmin"):
             self._arg_reduce(reduce, index)
             return
-        if spec.dtype in ("int64", "int32", "int16", "int8", "uint8", "bool") and reduce.kind not in ("sum", "any", "all"):
+        # Partial sums are fp32: counts of a mask are exact, sums of integers above 2^24 would not be.
+        if spec.dtype == "bool" and reduce.kind not in ("sum", "any", "all"):
+            raise Unwritable
+        if spec.dtype in INTS and reduce.kind not in ("any", "all"):
             raise Unwritable
         out = self.graph.ops[reduce.op].outs[0].dtype
         passes = ["mean", "var"] if reduce.kind in ("var_mean", "var") else [reduce.kind]
@@ -235,14 +240,12 @@ class RowWriter:
 
         def step(acc: str, tail: str) -> list[str]:
             value = self._name(reduce.source)
-            if spec.dtype == "bool":
-                value = f"kv::to_float({value})"
-            elif spec.dtype not in ("float32", "bfloat16", "float16"):
+            if spec.dtype == "bool" or spec.dtype not in ("float32", "bfloat16", "float16"):
                 value = f"kv::to_float({value})"
             if kind == "all":
                 value = f"(kv::vf(1.0f) - {value})"
             if kind == "var":
-                value = f"kv_c * kv_c; }}"
+                value = "kv_c * kv_c; }"
                 head = f"{{ kv::vf kv_c = {self._name(reduce.source)} - m{index};"
                 if tail:
                     return [f"{head} kv_c = kv::select(kv::first(n), kv_c, kv::vf(0.0f)); {acc} = {acc} + {value}"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from torch_kevolve.sizes import Size, numel, simplify
+from torch_kevolve.sizes import Size, numel, simplify, upper_bound
 from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph, TensorSpec
 from torch_kevolve.templates.expr import is_pointwise
 from torch_kevolve.templates.shapes import Groups, Refusal, propagate
@@ -274,3 +274,9 @@ def _joined(program: RowProgram, a: int) -> RowProgram:
         outputs=tuple(Output(o.place, o.ref, strides(o.strides), o.dtype) for o in program.outputs),
     )
 
+
+def places_fit(program: RowProgram) -> bool:
+    """Whether every argmax and argmin of the program stays below 2^31: writers may then keep places in 32 bits."""
+    counts = [r.count for r in program.reduces if r.kind in ("argmax", "argmin")]
+    bounds = [upper_bound(count, program.task.symbols) for count in counts]
+    return all(bound is not None and bound < 2**31 - 1 for bound in bounds)

@@ -19,7 +19,7 @@ from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.cpp_text import signature, symbols_of
 from torch_kevolve.templates.prelude import text
 from torch_kevolve.templates.row_writer import RowWriter
-from torch_kevolve.templates.rows import RowProgram, analyse
+from torch_kevolve.templates.rows import RowProgram, analyse, places_fit
 
 NAME = "rowwise_cpp"
 
@@ -34,7 +34,7 @@ class RowwiseCpp:
         if device.type != "cpu":
             return None
         program = analyse(task)
-        if isinstance(program, str) or not fits(program):
+        if isinstance(program, str) or not fits(program) or not places_fit(program):
             return None
         lanes = max(8, device.vector_bytes // 4)
         half = all(o.dtype in ("bfloat16", "float16") for o in program.outputs)
