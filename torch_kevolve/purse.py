@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 FORWARD_SHARE = 0.5
-"""A forward graph may spend this much of what is left: its backward, compiled later, is about two thirds of the work."""
+"""A forward graph may spend this much of what is left: its backward comes later and is about two thirds of the work."""
 LEAST_S = 3.0
 """A search shorter than this would measure its baselines and nothing else."""
 

@@ -33,7 +33,9 @@ def bench() -> None:
 @click.option("--resume", is_flag=True, help="Keep the rows that --out already has.")
 @JSON
 @click.pass_context
-def ops(context: click.Context, /, device: str | None, only: str, budget_s: float, as_json: bool, **how: object) -> None:
+def ops(
+    context: click.Context, /, device: str | None, only: str, budget_s: float, as_json: bool, **how: object
+) -> None:
     """Single operators and small chains."""
     plan = OpsPlan(
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
@@ -47,9 +49,8 @@ def ops(context: click.Context, /, device: str | None, only: str, budget_s: floa
         print_document(document(rows))
     else:
         show(table(f"bench ops on {plan.device} (malloc: {plan.malloc if plan.device == 'cpu' else '-'}), ms", rows))
-        click.echo(
-            f"geomean {totals['geomean'] or 0:.3f}x, {totals['replaced']} of {totals['rows']} replaced, losses: {totals['losses'] or 'none'}"
-        )
+        held = f"{totals['replaced']} of {totals['rows']} replaced"
+        click.echo(f"geomean {totals['geomean'] or 0:.3f}x, {held}, losses: {totals['losses'] or 'none'}")
     if totals["failed"] or not rows:
         context.exit(NO)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 RANDOM_TRIES = 64
 PAST_SHARE = 0.5
-"""At most this share of a draft batch comes from memory of other tasks: memory finds good places sooner, but anchors."""
+"""At most this share of a draft batch comes from memory of other tasks: it finds good places sooner, but anchors."""
 
 
 class TemplateProposer:
@@ -94,7 +94,7 @@ def _refine(search: Search, space: Space, parent: Attempt) -> Iterator[tuple[Spa
     search.dice.shuffle(steps)
     crossings = [_cross(search, here, other) for other in _mates(search, parent)]
     mutations = [_mutate(search, space, here) for _ in range(RANDOM_TRIES)]
-    # Two single steps for each crossing and each mutation: the neighbours are seen first, the far places are not starved.
+    # Two single steps for each crossing and mutation: neighbours are seen first, far places are not starved.
     streams = [iter(steps[::2]), iter(steps[1::2]), iter(crossings), iter(mutations)]
     for row in itertools.zip_longest(*streams):
         for point in row:
