@@ -2,6 +2,8 @@
 
 import dataclasses
 import multiprocessing
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,7 +70,6 @@ def judge(monkeypatch):
     made = Judge()
     monkeypatch.setattr(hunt_module, "shared_evaluator", lambda name: made)
     monkeypatch.setattr(hunt_module, "spaces", space)
-    monkeypatch.setattr(session_module, "spaces", space)
     TALLY.clear()
     return made
 
@@ -110,7 +111,7 @@ def test_claims_ask_the_families_then_the_store(session, store):
 
 
 def test_a_task_with_a_twin_is_asked_for_anew(session, monkeypatch):
-    monkeypatch.setattr(session_module, "spaces", lambda task, facts, languages: [1] if task.twin is not None else [])
+    monkeypatch.setattr(hunt_module, "spaces", lambda task, facts, languages: [1] if task.twin is not None else [])
     made, task = session(), samples.task()
     assert not made.claims(task, {}, "cpu")
     assert made.claims(dataclasses.replace(task, twin=task.graph), {}, "cpu")
@@ -311,6 +312,13 @@ def test_effort_none_uses_no_kernel_that_was_not_proven_here(session, store, jud
     store.put(stored(samples.task(), torch="1.0"))
     found = choice(session(effort="none"), want())
     assert found.kernel is None and found.reason == "not-verified-here" and "torch" in found.detail and not judge.opened
+
+
+def test_nothing_of_the_search_is_loaded_before_it_is_needed():
+    names = "[m for m in sys.modules if m.startswith(('torch_kevolve.agent', 'torch_kevolve.templates.'))]"
+    text = f"import sys, torch_kevolve.backend; print({names})"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_equal_wishes_of_one_call_are_one(session, judge):

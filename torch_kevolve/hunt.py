@@ -29,7 +29,7 @@ from torch_kevolve.record import GraphRecord, RegionVerdict
 from torch_kevolve.settings import VERSION, Settings
 from torch_kevolve.store.base import Store
 from torch_kevolve.tally import TALLY
-from torch_kevolve.task import digest
+from torch_kevolve.task import KernelTask, digest
 from torch_kevolve.templates import spaces
 from torch_kevolve.templates.base import Space
 
@@ -53,6 +53,10 @@ class Hunt:
     store: Store
     memory: ExperienceGraph
     languages: tuple[str, ...]
+
+    def families(self, task: KernelTask, device: str) -> list[Space]:
+        """What the template families offer for a task there."""
+        return spaces(task, current(device).facts(), self.languages)
 
     def lost(self, each: Wanted) -> Choice | None:
         """The verdict of a search that came to its own end without a winner, if this effort would find no more."""
@@ -99,7 +103,7 @@ class Hunt:
 
     def search(self, each: Wanted, seconds: float, purse: Purse) -> Choice:
         """Search for so many seconds. A winner is in the store; a search that came to its own end is remembered."""
-        families = spaces(each.task, current(each.device).facts(), self.languages)
+        families = self.families(each.task, each.device)
         if not families:
             return Choice(reason="no-family")
         TALLY.add("searches")

