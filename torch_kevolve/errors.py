@@ -4,7 +4,6 @@
     |- UnknownName           a name that no member of an axis has
     |- BadSetting            a setting whose value cannot be used
     |- UnknownOption         a `kevolve.*` option that does not exist
-    |- ToolchainMissing      a language that cannot be built here
     |- RegionRefused         a region that stays with Inductor, and why
     |- PlanError             a launch plan that cannot be built or replayed
     |- TaskError             a task text that cannot be read
@@ -36,10 +35,6 @@ class BadSetting(KevolveError):
 
 class UnknownOption(KevolveError):
     message = "unknown option {name!r}. Did you mean {nearest!r}? Known: {known}."
-
-
-class ToolchainMissing(KevolveError):
-    message = "{language} kernels need {tool}, which is not installed. Install it with: {cure}"
 
 
 class RegionRefused(KevolveError):

@@ -30,7 +30,6 @@ from torch_kevolve.task import digest
 log = logging.getLogger(__name__)
 WAYS: Mapping[str, Mapping[str, object]] = {"max_autotune": {"max_autotune": True, "max_autotune_gemm": True}}
 """Inductor's own option sets that change no semantics, raced beside the kernels when the user asked for no mode."""
-NOT_FASTER = "graph-not-faster"
 
 
 @dataclass

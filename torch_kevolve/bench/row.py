@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 BASELINES = ("eager", "inductor", "max_autotune_no_cudagraphs", "max_autotune", "reduce_overhead")
@@ -58,18 +59,13 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
     """Fixed denominators: refused and notrun rows count as 1.0 and as not won; a failed row fails the suite."""
     listed = list(rows)
     ratios = [row.ratio if row.status == "ok" and row.ratio is not None else 1.0 for row in listed]
-    ordered = sorted(ratios)
-    middle = len(ordered) // 2
-    median = None
-    if ordered:
-        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
     return {
         "rows": len(listed),
         "ok": sum(row.status == "ok" for row in listed),
         "failed": [row.case for row in listed if row.status == "failed"],
         "replaced": sum(row.replaced > 0 for row in listed),
         "geomean": math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-        "median": median,
+        "median": median(ratios) if ratios else None,
         "share_1_05": sum(ratio >= 1.05 for ratio in ratios) / len(ratios) if ratios else None,
         "losses": [row.case for row, ratio in zip(listed, ratios, strict=True) if ratio < 0.97],
     }

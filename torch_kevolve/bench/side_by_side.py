@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def _regions(row: Row, searched: str) -> None:
 def _times(row: Row, built: dict[str, Arm], ours: dict[str, Arm], device: str, seconds: float) -> None:
     arms = {**{name: arm.call for name, arm in built.items()}, **{f"kevolve:{m}": arm.call for m, arm in ours.items()}}
     samples = interleave(arms, current(device), seconds)
-    medians = {name: _median(values) for name, values in samples.items()}
+    medians = {name: median(values) for name, values in samples.items()}
     for name in built:
         row.ms[name] = medians[name]
     row.ms["kevolve"] = {mode: medians[f"kevolve:{mode}"] for mode in ours}
@@ -162,9 +163,3 @@ def _times(row: Row, built: dict[str, Arm], ours: dict[str, Arm], device: str, s
     best = min(ours, key=lambda mode: medians[f"kevolve:{mode}"])
     row.ratio = medians[base] / medians[f"kevolve:{best}"]
     row.ratio_lo, row.ratio_hi = ratio_interval(samples[base], samples[f"kevolve:{best}"])
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -8,8 +8,6 @@ from rich.table import Table
 
 from torch_kevolve.bench.row import Row
 
-MODES = ("eager", "inductor", "max_autotune_no_cudagraphs", "max_autotune", "reduce_overhead")
-
 
 def table(title: str, rows: Iterable[Row], share: dict[str, float] | None = None) -> Table:
     """region or case, eager, Inductor default, the best max-autotune, kevolve, ratio with interval, both errors."""

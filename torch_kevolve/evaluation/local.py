@@ -133,7 +133,7 @@ class LocalTrial:
     """One job of the judge's process. Only one is open at a time per evaluator; others wait."""
 
     def __init__(self, evaluator: LocalEvaluator, job: Job, settings: Settings) -> None:
-        self._evaluator, self._job, self._open = evaluator, job, True
+        self._evaluator, self._open = evaluator, True
         seconds = max(1.0, job.deadline - time.monotonic())
         message = {
             "do": "open",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -123,11 +122,6 @@ def timing(samples: Sequence[float]) -> Timing:
     """Median and quartiles."""
     low, middle, high = np.quantile(np.asarray(samples), [0.25, 0.5, 0.75])
     return Timing(float(middle), float(low), float(high), len(samples))
-
-
-def ratio(base: Sequence[float], mine: Sequence[float]) -> float:
-    """Median of `base` over median of `mine`: above 1, mine is faster."""
-    return statistics.median(base) / statistics.median(mine)
 
 
 def ratio_interval(base: Sequence[float], mine: Sequence[float], seed: int = 0) -> tuple[float, float]:

@@ -12,16 +12,12 @@ from typing import Any
 from torch_kevolve.sizes import Size, numel, simplify
 from torch_kevolve.task import Op, Ref
 from torch_kevolve.templates.column_sums import Part, finish, parts_of, start, step
-from torch_kevolve.templates.cpp_text import held, size_text
+from torch_kevolve.templates.cpp_text import Unwritable, held, size_text
 from torch_kevolve.templates.expr import Term, express, kind_of
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, RowProgram
 
 SMALL = 16384
 """Elements below which a second thread costs more than it brings."""
-
-
-class Unwritable(Exception):
-    """A value has no text."""
 
 
 class ColumnWriter:

@@ -12,7 +12,8 @@ from torch_kevolve.sizes import Size
 from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.anchor_cpp import Args, cpp_space, lanes_of
 from torch_kevolve.templates.base import Choice, Point, Space
-from torch_kevolve.templates.column_writer import ColumnWriter, Unwritable
+from torch_kevolve.templates.column_writer import ColumnWriter
+from torch_kevolve.templates.cpp_text import Unwritable
 from torch_kevolve.templates.rows import RowProgram, analyse, places_fit
 
 NAME = "columns_cpp"

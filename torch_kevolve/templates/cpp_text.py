@@ -13,6 +13,10 @@ from torch_kevolve.templates.expr import Term, express, kind_of
 from torch_kevolve.templates.prelude import TYPES
 
 
+class Unwritable(Exception):
+    """Inside a writer: a value has no C++ text, so the family makes no claim."""
+
+
 def size_text(size: Size) -> str:
     """A size as an int64_t expression over arguments that carry the symbols' names."""
     if isinstance(size, int):

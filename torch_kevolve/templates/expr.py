@@ -81,10 +81,6 @@ def _name(target: str) -> str:
     return target.split(".")[1]
 
 
-def _overload(target: str) -> str:
-    return target.rsplit(".", 1)[1]
-
-
 class _Printer:
     def __init__(self, op: Op, read: Read, language: str) -> None:
         self.op, self.read, self.language = op, read, language

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_kevolve.sizes import Size
 from torch_kevolve.task import Op, Ref
-from torch_kevolve.templates.cpp_text import held, size_text, statement
+from torch_kevolve.templates.cpp_text import Unwritable, held, size_text, statement
 from torch_kevolve.templates.expr import INTS, Term
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, Reduce, RowProgram
 
@@ -15,10 +15,6 @@ START = {"sum": "0.0f", "mean": "0.0f", "var": "0.0f", "var_mean": "0.0f", "max"
          "prod": "1.0f"}  # fmt: skip
 SMALL = 16384
 """Elements below which a second thread costs more than it brings (OpenMP's fork and join is about 5 us)."""
-
-
-class Unwritable(Exception):
-    """Inside this file: a value has no text."""
 
 
 class RowWriter:
@@ -30,6 +26,8 @@ class RowWriter:
         self.lanes, self.unroll, self.block = lanes, int(point["U"]), int(point["BLOCK"])
         self.stream = bool(point["NT"])
         self.stash = self._stash_of(program) if point["STASH"] else None
+        # Once it is filled, later passes load the stash instead of computing the value again.
+        self.stashed = False
         self.lines: list[str] = []
         self.made: set[int] = set()
 
@@ -58,7 +56,7 @@ class RowWriter:
         needed: set[int] = set()
         for out in program.outputs:
             if program.level(out.ref.index) == "element":
-                needed |= _closure(program, [out.ref.index], stop=frozenset())
+                needed |= _closure(program, [out.ref.index], stop=set())
         return index if index in needed and len(program.reduced) == 1 else None
 
     def write(self) -> str:
@@ -78,7 +76,7 @@ class RowWriter:
         self._coordinates()
         for reduce in program.reduces:
             if not reduce.final:
-                self._rows_for([reduce.source.index], element=True)
+                self._rows_for([reduce.source.index])
                 self._reduce(reduce)
         outs = [o for o in program.outputs if program.level(o.ref.index) == "element"]
         for out in program.outputs:
@@ -86,7 +84,7 @@ class RowWriter:
                 self._rows_for([out.ref.index])
                 self.lines.append(f"kv::store_one(y{out.place} + {self._offset(out.strides)}, {self._name(out.ref)});")
         if outs:
-            self._rows_for([o.ref.index for o in outs], element=True)
+            self._rows_for([o.ref.index for o in outs])
             self._elements(outs)
         for reduce in program.reduces:
             if reduce.final:
@@ -109,7 +107,7 @@ class RowWriter:
         finals = {self.base + r.op for r in self.program.reduces if r.final}
         for index in range(self.base + len(self.graph.ops)):
             if self.program.level(index) == "scalar":
-                needs = _closure(self.program, [index], stop=frozenset())
+                needs = _closure(self.program, [index], stop=set())
                 if not needs & finals and all(self.program.level(n) == "scalar" for n in needs):
                     self._one(index)
 
@@ -123,9 +121,9 @@ class RowWriter:
                 size = size_text(self.program.axes[axis])
                 self.lines.append(f"const int64_t i{axis} = rest % ({size}); rest /= ({size}); (void)i{axis};")
 
-    def _rows_for(self, wanted: Iterable[int], element: bool = False) -> None:
+    def _rows_for(self, wanted: Iterable[int]) -> None:
         """Write the row values that these values need and that are not there yet."""
-        needs = _closure(self.program, list(wanted), stop=frozenset(self.made))
+        needs = _closure(self.program, list(wanted), stop=self.made)
         for index in sorted(needs):
             if index not in self.made and self.program.level(index) != "element":
                 self._one(index)
@@ -157,7 +155,7 @@ class RowWriter:
         size = size_text(self.program.axes[axis])
         self.lines.append(f"int64_t g{index} = {self._name(target)}.v[0];")
         self.lines.append(f"g{index} = g{index} < 0 ? 0 : g{index} >= ({size}) ? ({size}) - 1 : g{index};")
-        needs = _closure(self.program, [source.index], stop=frozenset(self.made))
+        needs = _closure(self.program, [source.index], stop=self.made)
         for row in sorted(needs):
             if row not in self.made and self.program.level(row) != "element":
                 self._one(row)
@@ -347,10 +345,7 @@ class RowWriter:
         """Nested loops over the reduced axes; the last one in vectors, unrolled, with a tail."""
         program = self.program
         *outer, last = program.reduced
-        stop = frozenset(self.made)
-        if self.stash is not None and self.stash in self.made:
-            stop |= {self.stash}
-        needs = sorted(_closure(program, wanted, stop=stop | self._stashed()))
+        needs = sorted(_closure(program, wanted, stop=self.made))
         for axis in outer:
             self.lines.append(f"for (int64_t c{axis} = 0; c{axis} < ({size_text(program.axes[axis])}); c{axis}++) {{")
         inner = [i for i in needs if last in program.varies[i] or i == self.stash]
@@ -382,30 +377,22 @@ class RowWriter:
             self.lines.append(flush)
         self.lines.append("}" * (len(outer) or 1))
         if self.stash is not None and self.stash in needs:
-            self._is_stashed = True
-
-    _is_stashed = False
-
-    def _stashed(self) -> frozenset[int]:
-        return frozenset()
+            self.stashed = True
 
     def _elements_at(self, needs: list[int], tail: str) -> None:
         last = self.program.reduced[-1]
-        kept = self.stash if self._is_stashed else None
+        kept = self.stash if self.stashed else None
         if kept is not None and kept in needs:
-            below = _closure(self.program, [kept], stop=frozenset(self.made)) - {kept}
-            others = set()
-            for index in needs:
-                if index != kept and index not in below:
-                    others.add(index)
-            still = _closure(self.program, sorted(others), stop=frozenset(self.made) | {kept})
+            below = _closure(self.program, [kept], stop=self.made) - {kept}
+            others = {index for index in needs if index != kept and index not in below}
+            still = _closure(self.program, sorted(others), stop=self.made | {kept})
             needs = [i for i in needs if i in still or i == kept]
         for index in needs:
             if index == kept:
                 self.lines.append(f"const kv::vf v{index} = kv::load(stash + c{last});")
             else:
                 self._element(index, {}, tail)
-        if self.stash is not None and not self._is_stashed and self.stash in needs:
+        if self.stash is not None and not self.stashed and self.stash in needs:
             self.lines.append(f"kv::store(stash + c{last}, v{self.stash});")
 
     def _element(self, index: int, at: Mapping[int, str], tail: str) -> None:
@@ -479,7 +466,7 @@ def _source(op: Op) -> Ref:
     return ref
 
 
-def _closure(program: RowProgram, wanted: Iterable[int], stop: frozenset[int] | set[int]) -> set[int]:
+def _closure(program: RowProgram, wanted: Iterable[int], stop: set[int]) -> set[int]:
     """All values that these need, themselves included; nothing behind a value in `stop`, a reduction or a gather."""
     base = len(program.graph.inputs)
     seen: set[int] = set()

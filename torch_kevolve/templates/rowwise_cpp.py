@@ -15,6 +15,7 @@ from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.plan import PlanBuilder, Tensor, build
 from torch_kevolve.sizes import symbol
 from torch_kevolve.task import KernelTask
+from torch_kevolve.templates.anchor_cpp import lanes_of
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.cpp_text import signature, symbols_of
 from torch_kevolve.templates.prelude import text
@@ -36,7 +37,7 @@ class RowwiseCpp:
         program = analyse(task)
         if isinstance(program, str) or not fits(program) or not places_fit(program):
             return None
-        lanes = max(8, device.vector_bytes // 4)
+        lanes = lanes_of(device)
         half = all(o.dtype in ("bfloat16", "float16") for o in program.outputs)
         axes: dict[str, tuple[int, ...]] = {
             "U": (1, 2, 4),

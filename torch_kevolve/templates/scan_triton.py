@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.plan import PlanBuilder, Tensor
 from torch_kevolve.sizes import Size, next_power_of_2, numel, simplify, upper_bound
-from torch_kevolve.task import DTYPE_BYTES, KernelTask, Ref
+from torch_kevolve.task import KernelTask, Ref
 from torch_kevolve.templates.around import Body, Leaf, after, leaf, name_of, spread
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.expr import HELD_FLOATS
@@ -38,7 +38,6 @@ class _Found:
         self.input: Leaf | None = leaf(graph, op.args[0]) if isinstance(op.args[0], Ref) else None
         self.strides = spread(self.input.shape, self.input.strides, self.domain) if self.input else None
         self.wide = is_wide(task)
-        self.element = DTYPE_BYTES.get(self.input.dtype, 4) if self.input else 4
 
 
 class ScanTriton:
