@@ -39,7 +39,9 @@ def evidence(ratio=2.0, ok=True, **more):
 
 
 def fingerprint(**change):
-    return Fingerprint.of({"vendor": "AMD CPU", "arch": "x", "name": "sample", "units": 2, "memory": "", "isa": "", **change})
+    return Fingerprint.of(
+        {"vendor": "AMD CPU", "arch": "x", "name": "sample", "units": 2, "memory": "", "isa": "", **change}
+    )
 
 
 def kernel(source="// exp", ratio=2.0, ok=True):

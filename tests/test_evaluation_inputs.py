@@ -105,7 +105,9 @@ def test_reading_past_a_walled_input_is_a_fault():
     place(block, row).copy_(x)
     assert float(place(attach(handle), row).sum()) == float(x.sum())
     runs = [
-        subprocess.run([sys.executable, "-c", READ, json.dumps({**row, "block": handle}), step], capture_output=True, text=True)
+        subprocess.run(
+            [sys.executable, "-c", READ, json.dumps({**row, "block": handle}), step], capture_output=True, text=True
+        )
         for step in ("-1", "0")
     ]
     arena.close()

@@ -133,6 +133,7 @@ def test_a_job_that_memory_cannot_keep_is_judged_draw_by_draw(monkeypatch):
         assert made.exhibits.lean and all(exhibit.answer is None for exhibit in made.exhibits.all)
         monkeypatch.setattr(Exhibits, "memory_allowed", lambda self: 1 << 30)
         for before, stage in (("", Stage.DONE), ("n -= 1;", Stage.VERIFY), ("x[0] += 1;", Stage.PROBE)):
+
             def launch(p, x, w):
                 y = p.empty_output()
                 p.run("mm", args=(x, w, y, 4000))

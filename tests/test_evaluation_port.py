@@ -1,6 +1,5 @@
 """Port: a worker that talks nonsense, too much, too early or not at all costs itself only."""
 
-
 import pytest
 
 from torch_kevolve.errors import EvaluationError
@@ -115,5 +114,3 @@ def test_good_samples_pass():
 def test_samples_are_checked_field_by_field(samples):
     with pytest.raises(EvaluationError):
         checked(samples, ["a", "candidate"])
-
-

@@ -67,7 +67,9 @@ def test_attention_is_written_out():
     spec = TensorSpec("float32", (1, 2, 6, 4), (48, 24, 4, 1))
     sums = TensorSpec("float32", (1, 2, 6), (12, 6, 1))
     target = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    graph = TaskGraph((spec,) * 3, (Op(target, (Ref(0), Ref(1), Ref(2), 0.0, True), (spec, sums)),), (Ref(3), Ref(3, 1)))
+    graph = TaskGraph(
+        (spec,) * 3, (Op(target, (Ref(0), Ref(1), Ref(2), 0.0, True), (spec, sums)),), (Ref(3), Ref(3, 1))
+    )
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
     y, logs = interpret(graph, (q, k, v), exact=True)
     want, want_logs = interpret(graph, (q, k, v))

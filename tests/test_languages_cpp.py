@@ -87,10 +87,10 @@ def test_what_lies_in_an_object_is_seen(tmp_path, name):
 
 TEXTS = {
     "asm": 'asm("nop");',
-    "joined": "a\\\nsm(\"nop\");",
-    "pasted": "#define J(a, b) a##b\nJ(as, m)(\"nop\");",
+    "joined": 'a\\\nsm("nop");',
+    "pasted": '#define J(a, b) a##b\nJ(as, m)("nop");',
     "digraph": "%:define X asm",
-    "spelled": "\\u0061sm(\"nop\");",
+    "spelled": '\\u0061sm("nop");',
     "constructor": "__attribute__((constructor)) void f() {}",
     "computed include": "#define H <unistd.h>\n#include H",
     "raw string": 'const char* a = R"(//)"; /* " */ asm("nop");',

@@ -106,7 +106,9 @@ def test_spilled_registers_are_seen(tmp_path):
         p.run("softmax", grid=(6,), args=(x, y, 50, 1), BLOCK=8192, num_warps=1)
         return y
 
-    heavy = Triton().build(Candidate("triton", source, build(TASK, launch), Provenance("scripted")), {}, "cuda:90", tmp_path)
+    heavy = Triton().build(
+        Candidate("triton", source, build(TASK, launch), Provenance("scripted")), {}, "cuda:90", tmp_path
+    )
     assert heavy.profile["softmax"]["stack_bytes"] > light.profile["softmax"]["stack_bytes"] == 0
 
 

@@ -20,7 +20,9 @@ def launch(p, x, w):
     rows, columns = x.shape
     y = p.empty((rows, columns), x.dtype)
     (packed,) = p.prepare(lambda p: p.aten("aten.neg.default", (w,), (W,)))
-    p.run("scale", grid=(p.cdiv(rows, 4),), args=(x, packed, y, rows, 0.5), BLOCK=p.next_power_of_2(columns), num_warps=8)
+    p.run(
+        "scale", grid=(p.cdiv(rows, 4),), args=(x, packed, y, rows, 0.5), BLOCK=p.next_power_of_2(columns), num_warps=8
+    )
     return y
 
 

@@ -19,7 +19,9 @@ def test_an_unknown_option_names_the_nearest():
         Settings.make({"kevolve.numeric": "fast"}, {})
 
 
-@pytest.mark.parametrize("options", [{"kevolve.effort": "hard"}, {"kevolve.budget_s": "long"}, {"kevolve.on_error": ""}])
+@pytest.mark.parametrize(
+    "options", [{"kevolve.effort": "hard"}, {"kevolve.budget_s": "long"}, {"kevolve.on_error": ""}]
+)
 def test_a_bad_value_names_the_cure(options):
     with pytest.raises(BadSetting, match="Set it to"):
         Settings.make(options, {})

@@ -53,12 +53,20 @@ def test_order_of_inputs_and_independent_operators_leaves_no_trace():
     out = TensorSpec("float32", (8,), (1,))
     first = TaskGraph(
         (a, b),
-        (op("aten.exp.default", Ref(0), out=a), op("aten.neg.default", Ref(1), out=b), op("aten.add.Tensor", Ref(2), Ref(3), out=out)),
+        (
+            op("aten.exp.default", Ref(0), out=a),
+            op("aten.neg.default", Ref(1), out=b),
+            op("aten.add.Tensor", Ref(2), Ref(3), out=out),
+        ),
         (Ref(4),),
     )
     second = TaskGraph(
         (b, a),
-        (op("aten.neg.default", Ref(0), out=b), op("aten.exp.default", Ref(1), out=a), op("aten.add.Tensor", Ref(3), Ref(2), out=out)),
+        (
+            op("aten.neg.default", Ref(0), out=b),
+            op("aten.exp.default", Ref(1), out=a),
+            op("aten.add.Tensor", Ref(3), Ref(2), out=out),
+        ),
         (Ref(4),),
     )
     made, places, _ = canonical(second)

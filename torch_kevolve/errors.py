@@ -1,15 +1,15 @@
 """Errors: one sentence each, and the cure.
 
-    KevolveError
-    |- UnknownName           a name that no member of an axis has
-    |- BadSetting            a setting whose value cannot be used
-    |- UnknownOption         a `kevolve.*` option that does not exist
-    |- RegionRefused         a region that stays with Inductor, and why
-    |- PlanError             a launch plan that cannot be built or replayed
-    |- TaskError             a task text that cannot be read
-    |- StoreError            a store that cannot do what was asked
-    |- EvaluationError       the evaluator itself broke (never a bad candidate)
-    `- FactoryError          a FILE:factory that does not name a model
+KevolveError
+|- UnknownName           a name that no member of an axis has
+|- BadSetting            a setting whose value cannot be used
+|- UnknownOption         a `kevolve.*` option that does not exist
+|- RegionRefused         a region that stays with Inductor, and why
+|- PlanError             a launch plan that cannot be built or replayed
+|- TaskError             a task text that cannot be read
+|- StoreError            a store that cannot do what was asked
+|- EvaluationError       the evaluator itself broke (never a bad candidate)
+`- FactoryError          a FILE:factory that does not name a model
 """
 
 from __future__ import annotations
@@ -64,4 +64,6 @@ class EvaluationError(KevolveError):
 
 
 class FactoryError(KevolveError):
-    message = "{text!r} does not name a model: {why}. Write FILE:factory, where factory() returns (model, args[, kwargs])."
+    message = (
+        "{text!r} does not name a model: {why}. Write FILE:factory, where factory() returns (model, args[, kwargs])."
+    )

@@ -169,7 +169,11 @@ class PlanBuilder:
         self._steps.append(Run(name, tuple(map(simplify, grid)), tuple(map(_value, args)), rest, options))
 
     def aten(
-        self, target: str, args: Sequence[PlanArg], outs: Sequence[TensorSpec], kwargs: Mapping[str, PlanArg] | None = None
+        self,
+        target: str,
+        args: Sequence[PlanArg],
+        outs: Sequence[TensorSpec],
+        kwargs: Mapping[str, PlanArg] | None = None,
     ) -> tuple[Tensor, ...]:
         """Call a library operator; `outs` say what it returns. Always reported as a library call."""
         if not target.startswith(("aten.", "prims.")):
@@ -281,7 +285,12 @@ def _value(value: Any) -> Any:
 
 
 def _encode_tensor(t: Tensor) -> Json:
-    return {"name": t.name, "dtype": t.dtype, "shape": [encode(s) for s in t.shape], "strides": [encode(s) for s in t.strides]}
+    return {
+        "name": t.name,
+        "dtype": t.dtype,
+        "shape": [encode(s) for s in t.shape],
+        "strides": [encode(s) for s in t.strides],
+    }
 
 
 def _encode(value: Any) -> Json:
@@ -326,7 +335,9 @@ def _decode_step(data: Json) -> Step:
     if kind == "run":
         meta = tuple((k, _decode(v)) for k, v in sorted(data["meta"].items()))
         options = tuple((str(k), int(v)) for k, v in sorted(data["options"].items()))
-        return Run(str(data["kernel"]), tuple(map(decode, data["grid"])), tuple(map(_decode, data["args"])), meta, options)
+        return Run(
+            str(data["kernel"]), tuple(map(decode, data["grid"])), tuple(map(_decode, data["args"])), meta, options
+        )
     if kind == "aten":
         kwargs = tuple((k, _decode(v)) for k, v in sorted(data["kwargs"].items()))
         outs = tuple(map(_decode_tensor, data["outs"]))

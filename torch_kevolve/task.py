@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch_kevolve.errors import TaskError
 from torch_kevolve.sizes import Json, Size, Symbol, decode, encode, evaluate, numel, symbol

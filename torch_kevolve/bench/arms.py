@@ -69,7 +69,9 @@ class Workload:
         """The outputs in fp64, from the same weights and inputs."""
         module = copy.deepcopy(self.module).double()
         inputs = tuple(_double(x) for x in self.inputs)
-        return tuple(t.detach() for t in Workload(module, inputs, self.training, self.device, self._up64()).step(module))
+        return tuple(
+            t.detach() for t in Workload(module, inputs, self.training, self.device, self._up64()).step(module)
+        )
 
     def _up64(self) -> list[Tensor]:
         return [t.double() for t in self.upstream]

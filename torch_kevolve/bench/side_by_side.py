@@ -116,7 +116,9 @@ def _search(work: Workload, row: Row, options: Mapping[str, Any]) -> str:
     started = time.perf_counter()
     compiled_arm(work, "kevolve", backend="kevolve", options=dict(options))
     row.search_s = time.perf_counter() - started
-    return "; ".join(sorted({f"{r.anchor}: {r.reason} {r.detail}"[:160] for r in report_regions() if r.status == "left"}))
+    return "; ".join(
+        sorted({f"{r.anchor}: {r.reason} {r.detail}"[:160] for r in report_regions() if r.status == "left"})
+    )
 
 
 def _kevolve_arms(work: Workload, row: Row, options: Mapping[str, Any], searched: str) -> dict[str, Arm]:
@@ -148,7 +150,9 @@ def _regions(row: Row, searched: str) -> None:
     found = report_regions()
     row.regions = len(found)
     row.replaced = sum(region.status == "replaced" for region in found)
-    row.kernels = sorted({region.kernel for region in found if region.kernel is not None and region.status == "replaced"})
+    row.kernels = sorted(
+        {region.kernel for region in found if region.kernel is not None and region.status == "replaced"}
+    )
     row.notes = searched[:600]
 
 

@@ -12,7 +12,18 @@ from torch_kevolve.bench.row import Row
 def table(title: str, rows: Iterable[Row], share: dict[str, float] | None = None) -> Table:
     """region or case, eager, Inductor default, the best max-autotune, kevolve, ratio with interval, both errors."""
     out = Table(title=title)
-    for name in ("case", "mode", "eager", "inductor", "max-autotune", "kevolve", "ratio", "95 %", "err eager", "err kevolve"):
+    for name in (
+        "case",
+        "mode",
+        "eager",
+        "inductor",
+        "max-autotune",
+        "kevolve",
+        "ratio",
+        "95 %",
+        "err eager",
+        "err kevolve",
+    ):
         out.add_column(name, justify="left" if name in ("case", "mode") else "right")
     if share is not None:
         out.add_column("share", justify="right")

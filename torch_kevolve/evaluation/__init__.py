@@ -9,4 +9,6 @@ from torch_kevolve.evaluation.inline import InlineEvaluator
 from torch_kevolve.evaluation.local import LocalEvaluator
 from torch_kevolve.registry import Registry
 
-EVALUATORS: Registry[Callable[[], Evaluator]] = Registry("evaluators", {"local": LocalEvaluator, "inline": InlineEvaluator})
+EVALUATORS: Registry[Callable[[], Evaluator]] = Registry(
+    "evaluators", {"local": LocalEvaluator, "inline": InlineEvaluator}
+)

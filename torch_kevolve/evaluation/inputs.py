@@ -87,7 +87,9 @@ def one(task: KernelTask, draw: Draw, place: int, device: str) -> Tensor:
     return tensor
 
 
-def sample(task: KernelTask, device: str, seed: int = 0, binding: Mapping[str, int] | None = None) -> tuple[Tensor, ...]:
+def sample(
+    task: KernelTask, device: str, seed: int = 0, binding: Mapping[str, int] | None = None
+) -> tuple[Tensor, ...]:
     """Ordinary inputs of a task, for timing."""
     return make(task, Draw("normal", seed, tuple(sorted((binding or {}).items()))), device)
 

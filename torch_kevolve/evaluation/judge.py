@@ -169,7 +169,9 @@ class Judge:
                 return Built(None, f"policy: {problem}")
         return built
 
-    def _judge(self, candidate: Candidate, problem: str, future: Future[Built] | None, confirming: bool = False) -> Evidence:
+    def _judge(
+        self, candidate: Candidate, problem: str, future: Future[Built] | None, confirming: bool = False
+    ) -> Evidence:
         if problem or future is None:
             return self._refuse(Stage.POLICY, problem)
         try:

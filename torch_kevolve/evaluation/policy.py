@@ -117,4 +117,6 @@ def plan_problem(plan: LaunchPlan, binding: Mapping[str, int], allowed: int) -> 
             for size, stride in zip(step.shape, step.strides, strict=True):
                 count += max(0, evaluate(size, binding) - 1) * evaluate(stride, binding)
             total += max(0, count) * DTYPE_BYTES[step.dtype]
-    return f"the plan's buffers take {total / 2**20:.0f} MiB, {allowed / 2**20:.0f} are allowed" if total > allowed else ""
+    return (
+        f"the plan's buffers take {total / 2**20:.0f} MiB, {allowed / 2**20:.0f} are allowed" if total > allowed else ""
+    )

@@ -19,7 +19,23 @@ from torch_kevolve.evaluation.runner import Runner
 
 log = logging.getLogger(__name__)
 KEPT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TMPDIR", "USER", "VIRTUAL_ENV", "PYTHONPATH", "LD_PRELOAD")
-KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "MALLOC_", "OMP_", "MKL_", "KMP_", "GOMP_", "TORCH", "TRITON_", "KEVOLVE_HOME", "CXX", "CC", "OPENBLAS_")
+KEPT_PREFIXES = (
+    "CUDA_",
+    "NVIDIA_",
+    "HIP_",
+    "ROCR_",
+    "MALLOC_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "TORCH",
+    "TRITON_",
+    "KEVOLVE_HOME",
+    "CXX",
+    "CC",
+    "OPENBLAS_",
+)
 MOST_REPLY = 64 * 2**20
 START_S = 120.0
 WORKER = "torch_kevolve.evaluation.worker"
@@ -213,15 +229,10 @@ class ProcessPort:
 
 def environment() -> dict[str, str]:
     """What a worker may see of the environment: no keys, no tokens."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in KEPT or name.startswith(KEPT_PREFIXES)
-    }
+    return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
 
 
 def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
-

@@ -85,9 +85,7 @@ class Runner:
 
     def _alternating(self, call: Callable[..., Any], skip: frozenset[int] = frozenset()) -> Callable[[], Any]:
         """An arm: one call on the next of the timed draws, without the inputs that it holds as constants."""
-        sets = [
-            tuple(x for number, x in enumerate(self.inputs[draw]) if number not in skip) for draw in self.timed
-        ]
+        sets = [tuple(x for number, x in enumerate(self.inputs[draw]) if number not in skip) for draw in self.timed]
 
         def arm() -> Any:
             self._turn += 1

@@ -239,7 +239,9 @@ def relative_rms(y: Tensor, ref: Tensor) -> float:
     return pool.errors().rms
 
 
-def agrees(actual: Sequence[Tensor], expected: Sequence[Tensor], exact: Sequence[Tensor], level: str = "default") -> str:
+def agrees(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], exact: Sequence[Tensor], level: str = "default"
+) -> str:
     """The judge's verdict on one set of outputs against eager's and the fp64 ones; empty: they agree.
 
     For whole models, of which one draw is all there is: the bounds are those of `fast`, since eager's error on one

@@ -22,8 +22,7 @@ BANNED = {"inline_asm_elementwise", "device_print", "static_print", "device_asse
 ROOTS = {"tl", "libdevice", "triton"}
 FROM_TRITON = {"jit", "language", "cdiv", "next_power_of_2"}
 INNER_MODULES = {"core", "standard", "semantic", "random", "builtins", "os", "sys", "inspect", "functools", "runtime",
-                 "compiler", "backends", "tools", "knobs", "driver", "testing", "warnings", "types", "typing", "knobs",
-                 "importlib", "subprocess"}  # fmt: skip
+                 "compiler", "backends", "tools", "knobs", "driver", "testing", "warnings", "types", "typing", "importlib", "subprocess"}  # fmt: skip
 """Modules that hang on triton's own: through `tl.core` a text would reach all of Python while it is compiled."""
 NAMES = {"exec", "eval", "open", "getattr", "setattr", "delattr", "compile", "globals", "locals", "vars", "input",
          "breakpoint", "memoryview", "object", "type", "super", "help", "dir", "id"}  # fmt: skip
@@ -93,7 +92,11 @@ def _signature(node: ast.FunctionDef) -> str:
     args = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
     notes = [arg.annotation for arg in args if arg.annotation is not None]
     notes += [node.returns] if node.returns is not None else []
-    if node.args.vararg or node.args.kwarg or not all(isinstance(n, ast.Name | ast.Attribute | ast.Constant) for n in notes):
+    if (
+        node.args.vararg
+        or node.args.kwarg
+        or not all(isinstance(n, ast.Name | ast.Attribute | ast.Constant) for n in notes)
+    ):
         return f"the arguments of {node.name} must be plain names, annotated by tl.constexpr at most"
     return ""
 

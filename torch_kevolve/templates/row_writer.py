@@ -262,9 +262,13 @@ class RowWriter:
         if summing:
             total = f"kv::hsum(d{index})"
             if kind in ("any", "all"):
-                self.lines.append(f"const kv::vm {name} = {'kv::not_' if kind == 'all' else ''}(kv::ne(kv::vf((float){total}), kv::vf(0.0f)));")
+                self.lines.append(
+                    f"const kv::vm {name} = {'kv::not_' if kind == 'all' else ''}(kv::ne(kv::vf((float){total}), kv::vf(0.0f)));"
+                )
             elif kind == "sum":
-                self.lines.append(f"const {held(self.graph.ops[reduce.op].outs[0].dtype)} {name} = {_wrap(self.graph.ops[reduce.op].outs[0].dtype, total)};")
+                self.lines.append(
+                    f"const {held(self.graph.ops[reduce.op].outs[0].dtype)} {name} = {_wrap(self.graph.ops[reduce.op].outs[0].dtype, total)};"
+                )
             elif kind == "mean" and reduce.kind == "mean":
                 self.lines.append(f"const kv::vf {name} = kv::splat((float)({total} / {count}));")
             elif kind == "mean":
@@ -354,10 +358,16 @@ class RowWriter:
             self._element(index, {}, tail="one")
         size = size_text(program.axes[last])
         width, u = self.lanes, self.unroll if accumulators else 1
-        self.lines.append(f"const int64_t end = {size}; int64_t c{last} = 0;" if outer else f"{{ const int64_t end = {size}; int64_t c{last} = 0;")
+        self.lines.append(
+            f"const int64_t end = {size}; int64_t c{last} = 0;"
+            if outer
+            else f"{{ const int64_t end = {size}; int64_t c{last} = 0;"
+        )
         if flush:
             self.lines.append(f"while (c{last} + {u * width} <= end) {{")
-            self.lines.append(f"const int64_t stop = c{last} + {u * width * self.block} < end ? c{last} + {u * width * self.block} : end;")
+            self.lines.append(
+                f"const int64_t stop = c{last} + {u * width * self.block} < end ? c{last} + {u * width * self.block} : end;"
+            )
             self.lines.append(f"for (; c{last} + {u * width} <= stop; ) {{")
         else:
             self.lines.append(f"for (; c{last} + {u * width} <= end; ) {{")
@@ -369,7 +379,9 @@ class RowWriter:
         self.lines.append("}")
         if flush:
             self.lines += [flush, "}"]
-        self.lines.append(f"for (; c{last} < end; c{last} += {width}) {{ const int n = end - c{last} < {width} ? (int)(end - c{last}) : {width};")
+        self.lines.append(
+            f"for (; c{last} < end; c{last} += {width}) {{ const int n = end - c{last} < {width} ? (int)(end - c{last}) : {width};"
+        )
         self._elements_at(inner, "n")
         self.lines += step(f"{accumulators}[0]" if accumulators else "", "n")
         self.lines.append("}")
@@ -488,4 +500,3 @@ def _closure(program: RowProgram, wanted: Iterable[int], stop: set[int]) -> set[
             continue
         stack.extend(ref.index for ref in op.refs())
     return seen
-

@@ -250,7 +250,10 @@ def _merge(program: RowProgram) -> RowProgram:
         tensors = [load.strides for load in program.loads.values()] + [out.strides for out in program.outputs]
         if any(sympy.expand(s[a] - s[b] * program.axes[b]) != 0 for s in tensors):
             continue
-        if any(op.target == IOTA and b in program.varies[len(program.graph.inputs) + n] for n, op in enumerate(program.graph.ops)):
+        if any(
+            op.target == IOTA and b in program.varies[len(program.graph.inputs) + n]
+            for n, op in enumerate(program.graph.ops)
+        ):
             continue
         return _merge(_joined(program, a))
     return program

@@ -96,4 +96,3 @@ def render(program: RowProgram, point: Mapping[str, int | float | bool | str], l
 
     provenance = Provenance("template", NAME, tuple(sorted(point.items())), strategies=strategies(point))
     return Candidate("cpp", source, build(task, launch), provenance)
-
