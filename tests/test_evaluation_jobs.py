@@ -1,4 +1,4 @@
-"""Jobs of other kinds: symbolic sizes, frozen weights, more than memory keeps, chosen indices; and cheats that need them."""
+"""Jobs of other kinds: symbolic sizes, frozen weights, large ones, chosen indices; and cheats that need them."""
 
 import time
 from dataclasses import replace

@@ -15,7 +15,7 @@ def test_an_explicit_option_wins_over_the_environment():
 
 
 def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(UnknownOption, match="Did you mean 'kevolve.numerics'"):
+    with pytest.raises(UnknownOption, match=r"Did you mean 'kevolve\.numerics'"):
         Settings.make({"kevolve.numeric": "fast"}, {})
 
 

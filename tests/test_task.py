@@ -84,7 +84,10 @@ def test_what_is_computed_is_in_the_key_and_how_it_is_judged_is_not():
 
 def test_key_is_the_same_in_another_process():
     text = json.dumps(task(softmax()).to_json())
-    code = "import json,sys; from torch_kevolve.task import KernelTask; print(KernelTask.from_json(json.loads(sys.argv[1])).key)"
+    code = (
+        "import json,sys; from torch_kevolve.task import KernelTask; "
+        "print(KernelTask.from_json(json.loads(sys.argv[1])).key)"
+    )
     done = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == task(softmax()).key
 

@@ -23,7 +23,7 @@ from torch_kevolve.errors import PlanError
 from torch_kevolve.sizes import Json, NextPow2, Size, contiguous_strides, decode, encode, simplify, upper_bound
 from torch_kevolve.task import DTYPE_BYTES, DType, KernelTask, TensorSpec
 
-PlanArg: TypeAlias = "Tensor | DType | Size | float | bool | str | None | tuple[PlanArg, ...]"
+PlanArg: TypeAlias = "Tensor | DType | Size | float | bool | str | tuple[PlanArg, ...] | None"
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "shared")
 
 
@@ -222,7 +222,8 @@ class PlanBuilder:
         for place, (out, spec) in enumerate(zip(outs, specs, strict=True)):
             if out.dtype != spec.dtype or tuple(out.shape) != spec.shape:
                 raise PlanError(
-                    detail=f"result {place} is {out.dtype}{list(out.shape)}, the task wants {spec.dtype}{list(spec.shape)}"
+                    detail=f"result {place} is {out.dtype}{list(out.shape)}, "
+                    f"the task wants {spec.dtype}{list(spec.shape)}"
                 )
             if out.name in {t.name for t in self.inputs}:
                 raise PlanError(detail=f"result {place} is an input; write it to a new tensor")

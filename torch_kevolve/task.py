@@ -93,7 +93,7 @@ class DType:
     name: str
 
 
-Arg: TypeAlias = "Ref | DType | Size | float | bool | str | None | tuple[Arg, ...]"
+Arg: TypeAlias = "Ref | DType | Size | float | bool | str | tuple[Arg, ...] | None"
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ def run_child(module: str, job: dict[str, Any], timeout_s: float, malloc: str) -
                 [sys.executable, "-m", module, str(ask), str(answer)],
                 env=environment(malloc),
                 timeout=timeout_s,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
             )
         except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
 """Bailiff: the judge's process.
 
-It serves one user process over two pipes, one job at a time. Started as `python -m torch_kevolve.evaluation.bailiff IN OUT`; it ends when the user's end is closed.
+It serves one user process over two pipes, one job at a time, and ends when the user's end is closed.
+Started as `python -m torch_kevolve.evaluation.bailiff IN OUT`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Reply = Callable[[Json], None]
 
 
 class Bailiff:
-    """Keeps one worker port and the builders over all jobs; `hurry` says that the user's side wants no more of a batch."""
+    """Keeps one worker port and the builders over all jobs; `hurry`: the user's side wants no more of a batch."""
 
     def __init__(self, hurry: Callable[[], bool]) -> None:
         self.judge: Judge | None = None

@@ -13,7 +13,7 @@ from torch_kevolve.sizes import Symbol, evaluate
 from torch_kevolve.task import KernelTask, Ref, TensorSpec
 
 DISTRIBUTIONS = ("normal", "again", "uniform", "positive", "outlier", "large", "rows", "small")
-"""The eight pooled draws. `again` is another normal one over the first one's weights: timed runs alternate between the two.
+"""The eight pooled draws. `again` is another normal one over the first one's weights: timed runs use the two by turns.
 `large` stays where sums of squares of fp32 are finite; `rows` scales each row by its own power of two."""
 FEW = ("normal", "again", "outlier", "rows")
 """What is drawn of a task above MANY elements, where making the fp64 reference of one draw takes seconds."""

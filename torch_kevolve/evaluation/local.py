@@ -88,7 +88,10 @@ class LocalEvaluator:
         atexit.register(self.close)
 
     def ask(self, message: Json, seconds: float, ends: int = 1) -> Iterator[dict[str, Any]]:
-        """Send one message; yield replies until the last, of `ends` messages. Raises EvaluationError when the judge says so or is gone."""
+        """Send one message; yield replies until the last, of `ends` messages.
+
+        Raises EvaluationError when the judge says so or is gone.
+        """
         try:
             data = memoryview((json.dumps(message) + "\n").encode())
             while data:

@@ -106,7 +106,7 @@ def _cpu_sample(call: Callable[[], object], calls: float, device: Device) -> flo
 
 
 def _cuda_sample(call: Callable[[], object], host_s: float, device: Device) -> float:
-    """Time on the device. It first sleeps until the host has queued the whole call: without that a kernel of 20 us would
+    """Time on the device. It first sleeps until the host has queued the whole call: without it a kernel of 20 us would
     be timed as the 100 us that Python needs to launch it. 2 cycles per ns is above the clock of any GPU now sold."""
     device.flush()
     torch.cuda._sleep(int(2e9 * min(1e-2, 2 * host_s + 5e-5)))

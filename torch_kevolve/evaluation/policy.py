@@ -1,6 +1,6 @@
 """Policy: what a source may hold, checked before anything runs.
 
-Triton text goes through `languages.triton_source`. C++ is checked as text (headers, words that have no place in a kernel)
+Triton text goes through `languages.triton_source`. C++ is checked as text (headers, words that no kernel needs)
 and again as a compiled object: its undefined symbols must lie in a white list.
 """
 
@@ -19,8 +19,8 @@ from torch_kevolve.plan import Buffer, LaunchPlan
 from torch_kevolve.sizes import evaluate
 from torch_kevolve.task import DTYPE_BYTES
 
-HEADERS = {"cmath", "math.h", "cstdint", "stdint.h", "cstring", "string.h", "limits", "algorithm", "omp.h", "immintrin.h",
-           "cstdlib", "stdlib.h", "type_traits", "utility", "cstddef"}  # fmt: skip
+HEADERS = {"cmath", "math.h", "cstdint", "stdint.h", "cstring", "string.h", "limits", "algorithm", "omp.h",
+           "immintrin.h",            "cstdlib", "stdlib.h", "type_traits", "utility", "cstddef"}  # fmt: skip
 WORDS = re.compile(
     r"\b(asm|__asm__|__asm|system|popen|fork|exec[lv]\w*|dlopen|dlsym|socket|mmap|mprotect|ptrace|syscall|signal|raise|abort|exit|_exit|"
     r"fopen|open|read|write|getenv|setenv|thread_local|__attribute__\s*\(\(\s*(constructor|destructor))\b"

@@ -56,8 +56,8 @@ def interpret(
 ) -> tuple[Tensor, ...]:
     """Run a graph operator by operator, at the sizes of `inputs`. The values of `also` follow the outputs.
 
-    `exact`: all floating values in fp64. A cast between floating types is then the identity, unless the program wrote it
-    or its result is an output: those round to their type and are kept in fp64.
+    `exact`: all floating values in fp64. A cast between floating types is then the identity, unless the program
+    wrote it or its result is an output: those round to their type and are kept in fp64.
     """
     values: dict[int, tuple[Any, ...]] = {place: (tensor,) for place, tensor in enumerate(inputs)}
     binding = bind((spec.shape, tuple(t.shape)) for spec, t in zip(graph.inputs, inputs, strict=True))

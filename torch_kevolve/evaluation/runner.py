@@ -127,7 +127,7 @@ class Runner:
         return {"outs": rows, "launches": replay.launches, "damaged": buffers.damaged()}
 
     def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Samples of all arms; then one more call of the candidate, in the same state of memory, for the judge to see."""
+        """Samples of all arms; then one more call of the candidate, in the same state of memory, for the judge."""
         arms = {name: self.arms[name] for name in message["arms"]}
         device = current(self.device)
         samples = interleave(arms, device, message["seconds"], message.get("least", 7), lock=False)

@@ -1,6 +1,7 @@
 """Worker: a process that may die. One message in, one reply out, on pipes of its own.
 
-Standard output belongs to the candidate and is thrown away. Started as `python -m torch_kevolve.evaluation.worker IN OUT`.
+Standard output belongs to the candidate and is thrown away.
+Started as `python -m torch_kevolve.evaluation.worker IN OUT`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 WRITE, ALLOC, TLS = 0x1, 0x2, 0x400
 RELOCATED = (".data.rel.ro", ".data.rel.local.DW.ref.__gxx_personality_v0")
-"""Constants whose addresses the linker fills in. g++ refers to its unwinder wherever a parallel loop has a streaming store,
+"""Constants whose addresses the linker fills in. g++ refers to its unwinder where a parallel loop streams a store,
 which it does not know to be free of exceptions."""
 START_CODE = (".init_array", ".ctors", ".preinit_array", ".fini_array", ".dtors", ".init", ".fini")
 _REGISTERS, _FRAME = 0x2F, 0x11

@@ -47,7 +47,7 @@ class Triton:
         return Status(self.name, "compile-only", "no GPU here: kernels are compiled, not run")
 
     def build(self, candidate: Candidate, binding: Mapping[str, int], arch: str, workdir: Path) -> Built:
-        """Check, print and, for `cuda:NN` or `hip:ARCH`, compile every launch offline. `interpret` skips the compiler."""
+        """Check, print and, for `cuda:NN` or `hip:ARCH`, compile every launch offline. `interpret` skips that."""
         started = time.perf_counter()
         checked = check(candidate.source)
         if checked.problem:

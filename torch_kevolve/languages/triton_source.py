@@ -14,15 +14,16 @@ NODES = (
     ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.FunctionDef, ast.arguments, ast.arg, ast.Assign,
     ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.If, ast.For, ast.While, ast.Break, ast.Continue, ast.Pass,
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Constant,
-    ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.IfExp, ast.Load, ast.Store, ast.Assert, ast.operator, ast.unaryop,
-    ast.boolop, ast.cmpop,
+    ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.IfExp, ast.Load, ast.Store, ast.Assert, ast.operator,
+    ast.unaryop,    ast.boolop, ast.cmpop,
 )  # fmt: skip
 TOP_ONLY = (ast.Import, ast.ImportFrom, ast.FunctionDef)
 BANNED = {"inline_asm_elementwise", "device_print", "static_print", "device_assert", "jit", "autotune", "heuristics"}
 ROOTS = {"tl", "libdevice", "triton"}
 FROM_TRITON = {"jit", "language", "cdiv", "next_power_of_2"}
 INNER_MODULES = {"core", "standard", "semantic", "random", "builtins", "os", "sys", "inspect", "functools", "runtime",
-                 "compiler", "backends", "tools", "knobs", "driver", "testing", "warnings", "types", "typing", "importlib", "subprocess"}  # fmt: skip
+                 "compiler", "backends", "tools", "knobs", "driver", "testing", "warnings", "types", "typing",
+                 "importlib", "subprocess"}  # fmt: skip
 """Modules that hang on triton's own: through `tl.core` a text would reach all of Python while it is compiled."""
 NAMES = {"exec", "eval", "open", "getattr", "setattr", "delattr", "compile", "globals", "locals", "vars", "input",
          "breakpoint", "memoryview", "object", "type", "super", "help", "dir", "id"}  # fmt: skip

@@ -102,7 +102,9 @@ MATH = r"""
 namespace kv {
 KV vf copysign(vf x, vf s) { return bits((bits(x) & 0x7fffffff) | (bits(s) & (int32_t)0x80000000)); }
 KV vf each(vf x, float (*f)(float)) { fv r; for (int k = 0; k < L; k++) r[k] = f(x.v[k]); return vf(r); }
-KV vf each(vf x, vf y, float (*f)(float, float)) { fv r; for (int k = 0; k < L; k++) r[k] = f(x.v[k], y.v[k]); return vf(r); }
+KV vf each(vf x, vf y, float (*f)(float, float)) {
+  fv r; for (int k = 0; k < L; k++) r[k] = f(x.v[k], y.v[k]); return vf(r);
+}
 // Rounding to even by the carry out of 2^23; numbers above it are whole already.
 KV vf rint(vf x) {
   vf a = abs(x), r = (a + vf(8388608.0f)) - vf(8388608.0f);
@@ -125,7 +127,8 @@ template <int D> KV vf exp_poly(vf r) {
     q = q * r + vf(1.6666665459e-1f); q = q * r + vf(5.0000001201e-1f); }
   else if (D == 6) { q = vf(1.3930664e-3f); q = q * r + vf(8.3599930e-3f); q = q * r + vf(4.1666489e-2f);
     q = q * r + vf(1.6666646e-1f); q = q * r + vf(5.0e-1f); }
-  else { q = vf(8.3703095e-3f); q = q * r + vf(4.1904987e-2f); q = q * r + vf(1.6666442e-1f); q = q * r + vf(4.9999285e-1f); }
+  else { q = vf(8.3703095e-3f); q = q * r + vf(4.1904987e-2f); q = q * r + vf(1.6666442e-1f);
+    q = q * r + vf(4.9999285e-1f); }
   return q * (r * r) + r + vf(1.0f);
 }
 template <int D> KV vf exp_(vf x) {
@@ -190,7 +193,8 @@ KV vf erf(vf a) {
   r = r * s + u; r = r * t + vf(-1.06777877e-1f); r = r * t + vf(-6.34846687e-1f); r = r * t + vf(-1.28717512e-1f);
   r = r * t - t;
   r = copysign(vf(1.0f) - exp_<7>(r), a);
-  vf q = vf(-5.96761703e-4f); q = q * s + vf(4.99119423e-3f); q = q * s + vf(-2.67681349e-2f); q = q * s + vf(1.12819925e-1f);
+  vf q = vf(-5.96761703e-4f); q = q * s + vf(4.99119423e-3f); q = q * s + vf(-2.67681349e-2f);
+  q = q * s + vf(1.12819925e-1f);
   q = q * s + vf(-3.76125336e-1f); q = q * s + vf(1.28379166e-1f); q = q * a + a;
   return select(gt(t, vf(0.927734375f)), r, q);
 }
@@ -198,7 +202,9 @@ KV vf sin(vf x) { return each(x, [](float a) { return __builtin_sinf(a); }); }
 KV vf cos(vf x) { return each(x, [](float a) { return __builtin_cosf(a); }); }
 KV vf pow(vf x, vf y) { return each(x, y, [](float a, float b) { return __builtin_powf(a, b); }); }
 KV vf fmod(vf x, vf y) { return each(x, y, [](float a, float b) { return __builtin_fmodf(a, b); }); }
-KV vf remainder(vf x, vf y) { vf m = fmod(x, y); vm fix = and_(ne(m, vf(0.0f)), lt(m * y, vf(0.0f))); return select(fix, m + y, m); }
+KV vf remainder(vf x, vf y) {
+  vf m = fmod(x, y); vm fix = and_(ne(m, vf(0.0f)), lt(m * y, vf(0.0f))); return select(fix, m + y, m);
+}
 KV vf floor_div(vf x, vf y) { return floor((x - remainder(x, y)) / y); }
 KV vi floor_div(vi a, vi b) { vi q = a / b, r = a - q * b; return q - to_int(and_(ne(r, vi(0)), lt(r ^ b, vi(0)))); }
 KV vi remainder(vi a, vi b) { return a - floor_div(a, b) * b; }
@@ -225,8 +231,12 @@ KV vi load(const int16_t* p) { return load_ints(p); }
 KV vi load(const int8_t* p) { return load_ints(p); }
 KV vi load(const uint8_t* p) { return load_ints(p); }
 KV vm load(const bool* p) { iv r; for (int k = 0; k < L; k++) r[k] = -(int32_t)(p[k] != 0); return {r}; }
-template <class T> KV auto load_n(const T* p, int n) { T b[L]; memset(b, 0, sizeof b); memcpy(b, p, n * sizeof(T)); return load(b); }
-template <class T> KV auto load_step(const T* p, int64_t s, int n) { T b[L]; memset(b, 0, sizeof b); for (int k = 0; k < n; k++) b[k] = p[k * s]; return load(b); }
+template <class T> KV auto load_n(const T* p, int n) {
+  T b[L]; memset(b, 0, sizeof b); memcpy(b, p, n * sizeof(T)); return load(b);
+}
+template <class T> KV auto load_step(const T* p, int64_t s, int n) {
+  T b[L]; memset(b, 0, sizeof b); for (int k = 0; k < n; k++) b[k] = p[k * s]; return load(b);
+}
 template <class T> KV auto load_one(const T* p) { T b[L]; for (int k = 0; k < L; k++) b[k] = *p; return load(b); }
 KV vf load_one(const float* p) { return vf(*p); }
 KV vi load_one(const int64_t* p) { return vi(*p); }
@@ -241,12 +251,22 @@ KV void store(int8_t* p, vi x) { store_ints(p, x); }
 KV void store(uint8_t* p, vi x) { store_ints(p, x); }
 KV void store(bool* p, vm x) { for (int k = 0; k < L; k++) p[k] = x.v[k] != 0; }
 template <class T, class V> KV void store_n(T* p, V x, int n) { T b[L]; store(b, x); memcpy(p, b, n * sizeof(T)); }
-template <class T, class V> KV void store_step(T* p, int64_t s, V x, int n) { T b[L]; store(b, x); for (int k = 0; k < n; k++) p[k * s] = b[k]; }
+template <class T, class V> KV void store_step(T* p, int64_t s, V x, int n) {
+  T b[L]; store(b, x); for (int k = 0; k < n; k++) p[k * s] = b[k];
+}
 template <class T, class V> KV void store_one(T* p, V x) { T b[L]; store(b, x); *p = b[0]; }
 KV double hsum(dv x) { double s = 0; for (int k = 0; k < L; k++) s += x[k]; return s; }
 KV dv wide(vf x) { return __builtin_convertvector(x.v, dv); }
-KV float hmax_nan(vf x) { vf m = x; float r = m.v[0]; for (int k = 1; k < L; k++) r = (m.v[k] > r || m.v[k] != m.v[k]) && r == r ? m.v[k] : r; return r; }
-KV float hmin_nan(vf x) { float r = x.v[0]; for (int k = 1; k < L; k++) r = (x.v[k] < r || x.v[k] != x.v[k]) && r == r ? x.v[k] : r; return r; }
+KV float hmax_nan(vf x) {
+  vf m = x; float r = m.v[0];
+  for (int k = 1; k < L; k++) r = (m.v[k] > r || m.v[k] != m.v[k]) && r == r ? m.v[k] : r;
+  return r;
+}
+KV float hmin_nan(vf x) {
+  float r = x.v[0];
+  for (int k = 1; k < L; k++) r = (x.v[k] < r || x.v[k] != x.v[k]) && r == r ? x.v[k] : r;
+  return r;
+}
 KV vm first(int n) { iv r; for (int k = 0; k < L; k++) r[k] = -(int32_t)(k < n); return {r}; }
 // An aligned store that goes past the caches; buffers may be handed in at any address, so alignment is looked at.
 KV void stream(float* p, vf x) {

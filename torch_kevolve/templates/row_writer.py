@@ -11,8 +11,8 @@ from torch_kevolve.templates.cpp_text import Unwritable, held, size_text, statem
 from torch_kevolve.templates.expr import INTS, Term
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, Reduce, RowProgram
 
-START = {"sum": "0.0f", "mean": "0.0f", "var": "0.0f", "var_mean": "0.0f", "max": "-__builtin_inff()", "min": "__builtin_inff()",
-         "prod": "1.0f"}  # fmt: skip
+START = {"sum": "0.0f", "mean": "0.0f", "var": "0.0f", "var_mean": "0.0f", "max": "-__builtin_inff()",
+         "min": "__builtin_inff()",          "prod": "1.0f"}  # fmt: skip
 SMALL = 16384
 """Elements below which a second thread costs more than it brings (OpenMP's fork and join is about 5 us)."""
 
@@ -173,9 +173,10 @@ class RowWriter:
             index = self.base + reduce.op
             whole = self.graph.ops[reduce.op].outs[0].dtype
             start = {"max": "-__builtin_inf()", "min": "__builtin_inf()"}.get(reduce.kind, "0.0")
+            row = f"f{reduce.op}[r]"
             step = {
-                "max": f"s{index} = (f{reduce.op}[r] > s{index} || f{reduce.op}[r] != f{reduce.op}[r]) ? f{reduce.op}[r] : s{index};",
-                "min": f"s{index} = (f{reduce.op}[r] < s{index} || f{reduce.op}[r] != f{reduce.op}[r]) ? f{reduce.op}[r] : s{index};",
+                "max": f"s{index} = ({row} > s{index} || {row} != {row}) ? {row} : s{index};",
+                "min": f"s{index} = ({row} < s{index} || {row} != {row}) ? {row} : s{index};",
             }.get(reduce.kind, f"s{index} += f{reduce.op}[r];")
             if reduce.kind == "all":
                 start, step = "1.0", f"s{index} = s{index} != 0 && f{reduce.op}[r] != 0;"
@@ -212,19 +213,13 @@ class RowWriter:
             raise Unwritable
         if spec.dtype in INTS and reduce.kind not in ("any", "all"):
             raise Unwritable
-        out = self.graph.ops[reduce.op].outs[0].dtype
-        passes = ["mean", "var"] if reduce.kind in ("var_mean", "var") else [reduce.kind]
-        for kind in passes:
+        # Of var_mean, item 0 is the variance and item 1 the mean.
+        for kind in ["mean", "var"] if reduce.kind in ("var_mean", "var") else [reduce.kind]:
             self._one_pass(reduce, index, kind)
-        if reduce.kind in ("var_mean", "var"):
-            # `_name` of item 0 is the variance, of item 1 the mean.
-            self.made.add(index)
-            return
-        assert out
         self.made.add(index)
 
     def _one_pass(self, reduce: Reduce, index: int, kind: str) -> None:
-        spec = self.graph.spec(reduce.source)
+        spec, out = self.graph.spec(reduce.source), self.graph.ops[reduce.op].outs[0].dtype
         u, count = self.unroll, f"(double)({size_text(reduce.count)})"
         summing = kind in ("sum", "mean", "var", "any", "all")
         start = START.get(kind, "0.0f")
@@ -263,12 +258,11 @@ class RowWriter:
             total = f"kv::hsum(d{index})"
             if kind in ("any", "all"):
                 self.lines.append(
-                    f"const kv::vm {name} = {'kv::not_' if kind == 'all' else ''}(kv::ne(kv::vf((float){total}), kv::vf(0.0f)));"
+                    f"const kv::vm {name} = {'kv::not_' if kind == 'all' else ''}"
+                    f"(kv::ne(kv::vf((float){total}), kv::vf(0.0f)));"
                 )
             elif kind == "sum":
-                self.lines.append(
-                    f"const {held(self.graph.ops[reduce.op].outs[0].dtype)} {name} = {_wrap(self.graph.ops[reduce.op].outs[0].dtype, total)};"
-                )
+                self.lines.append(f"const {held(out)} {name} = {_wrap(out, total)};")
             elif kind == "mean" and reduce.kind == "mean":
                 self.lines.append(f"const kv::vf {name} = kv::splat((float)({total} / {count}));")
             elif kind == "mean":
@@ -306,7 +300,8 @@ class RowWriter:
                 mask = f"kv::and_(kv::first(n), {mask})"
             return [
                 f"{{ kv::vm k = {mask}; {acc} = kv::select(k, {value}, {acc});",
-                f"kv::iv at; for (int k2 = 0; k2 < kv::L; k2++) at[k2] = (int32_t)c{axis} + k2; b{index} = k.v ? at : b{index}; }}",
+                f"kv::iv at; for (int k2 = 0; k2 < kv::L; k2++) at[k2] = (int32_t)c{axis} + k2; "
+                f"b{index} = k.v ? at : b{index}; }}",
             ]
 
         keep, self.unroll = self.unroll, 1
@@ -315,9 +310,11 @@ class RowWriter:
         sign = ">" if reduce.kind == "argmax" else "<"
         self.lines += [
             f"float w{index} = a{index}[0].v[0]; int64_t j{index} = b{index}[0];",
-            f"for (int k = 1; k < kv::L; k++) {{ float q = a{index}[0].v[k]; int64_t at = b{index}[k]; if (at == INT32_MAX) continue;",
+            f"for (int k = 1; k < kv::L; k++) {{ float q = a{index}[0].v[k]; int64_t at = b{index}[k]; "
+            "if (at == INT32_MAX) continue;",
             f"bool nq = q != q, nw = w{index} != w{index};",
-            f"if ((nq && (!nw || at < j{index})) || (!nq && !nw && (q {sign} w{index} || (q == w{index} && at < j{index})))) {{ w{index} = q; j{index} = at; }} }}",
+            f"if ((nq && (!nw || at < j{index})) || (!nq && !nw && (q {sign} w{index} || "
+            f"(q == w{index} && at < j{index})))) {{ w{index} = q; j{index} = at; }} }}",
             f"const kv::vi v{index} = kv::vi(j{index});",
         ]
         self.made.add(index)
@@ -364,10 +361,9 @@ class RowWriter:
             else f"{{ const int64_t end = {size}; int64_t c{last} = 0;"
         )
         if flush:
+            reach = u * width * self.block
             self.lines.append(f"while (c{last} + {u * width} <= end) {{")
-            self.lines.append(
-                f"const int64_t stop = c{last} + {u * width * self.block} < end ? c{last} + {u * width * self.block} : end;"
-            )
+            self.lines.append(f"const int64_t stop = c{last} + {reach} < end ? c{last} + {reach} : end;")
             self.lines.append(f"for (; c{last} + {u * width} <= stop; ) {{")
         else:
             self.lines.append(f"for (; c{last} + {u * width} <= end; ) {{")
@@ -380,7 +376,8 @@ class RowWriter:
         if flush:
             self.lines += [flush, "}"]
         self.lines.append(
-            f"for (; c{last} < end; c{last} += {width}) {{ const int n = end - c{last} < {width} ? (int)(end - c{last}) : {width};"
+            f"for (; c{last} < end; c{last} += {width}) {{ "
+            f"const int n = end - c{last} < {width} ? (int)(end - c{last}) : {width};"
         )
         self._elements_at(inner, "n")
         self.lines += step(f"{accumulators}[0]" if accumulators else "", "n")
@@ -408,7 +405,7 @@ class RowWriter:
             self.lines.append(f"kv::store(stash + c{last}, v{self.stash});")
 
     def _element(self, index: int, at: Mapping[int, str], tail: str) -> None:
-        """Write one element value at the loops' coordinates; `tail`: "" a whole vector, "n" part of one, "one" a single."""
+        """Write one element value at the loops' coordinates; `tail`: "" a whole vector, "n" a part, "one" a single."""
         last = self.program.reduced[-1]
         if index < self.base:
             load = self.program.loads[index]

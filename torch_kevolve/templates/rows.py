@@ -1,7 +1,7 @@
 """Rows: pointwise work and reductions over one set of axes, analysed.
 
 `analyse` turns a TaskGraph into a RowProgram. Its domain is a list of atomic axes: the finest common refinement of all
-full-size shapes, so that the view pairs of a GroupNorm are one domain. Every value varies over some of the axes; a value
+full-size shapes, so that the view pairs of a GroupNorm are one domain. Every value varies over some of the axes; one
 that varies over a reduced axis is made per element, one over none of them per row, one over no axis at all per call.
 Renderers for any language read the program; none of them looks at shapes again.
 """
@@ -24,8 +24,8 @@ REDUCTIONS = {
     "aten.argmax.default": "argmax", "aten.argmin.default": "argmin", "aten.any.dims": "any",
     "aten.var.correction": "var",
 }  # fmt: skip
-VIEWS = ("aten.reshape.default", "aten.view.default", "aten.expand.default", "aten.permute.default", "aten.unsqueeze.default",
-         "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default")  # fmt: skip
+VIEWS = ("aten.reshape.default", "aten.view.default", "aten.expand.default", "aten.permute.default",
+         "aten.unsqueeze.default",          "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default")  # fmt: skip
 GATHER = "aten.gather.default"
 IOTA = "prims.iota.default"
 
@@ -116,9 +116,9 @@ def analyse(task: KernelTask) -> RowProgram | str:
 def _analyse(task: KernelTask) -> RowProgram:
     graph = task.graph
     for op in graph.ops:
-        if op.target not in REDUCTIONS and op.target not in VIEWS and op.target not in (GATHER, IOTA):
-            if not is_pointwise(op.target):
-                raise Refusal(f"{op.target} is neither pointwise, view nor reduction")
+        known = op.target in REDUCTIONS or op.target in VIEWS or op.target in (GATHER, IOTA)
+        if not known and not is_pointwise(op.target):
+            raise Refusal(f"{op.target} is neither pointwise, view nor reduction")
     for spec in (*graph.inputs, *(o for op in graph.ops for o in op.outs)):
         if spec.dtype == "float64":
             raise Refusal("float64 is left to the library")
@@ -140,9 +140,8 @@ def _program(task: KernelTask, sizes: tuple[Size, ...], groups: Groups) -> RowPr
             reduces.append(_reduce(graph, number, op, groups, varies, reduced))
         elif op.target == GATHER:
             _check_gather(graph, op, groups, varies, reduced)
-        elif op.target == IOTA:
-            if len(groups[base + number]) != 1 or len(groups[base + number][0]) > 1:
-                raise Refusal("an iota over a split axis")
+        elif op.target == IOTA and (len(groups[base + number]) != 1 or len(groups[base + number][0]) > 1):
+            raise Refusal("an iota over a split axis")
     loads = {i: Load(i, spec.dtype, _strides(spec, groups[i], sizes)) for i, spec in enumerate(graph.inputs)}
     outputs = tuple(
         Output(place, ref, _strides(graph.spec(ref), groups[ref.index], sizes), graph.spec(ref).dtype)
@@ -156,7 +155,7 @@ def _program(task: KernelTask, sizes: tuple[Size, ...], groups: Groups) -> RowPr
 
 
 def _reduced(graph: TaskGraph, groups: Groups, varies: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The one set of axes that reductions of full values take away; `_reduce` checks every other reduction against it."""
+    """The one set of axes that reductions of full values take away; `_reduce` checks all others against it."""
     full = max(varies, key=len, default=frozenset())
     found = set()
     for op in graph.ops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
@@ -79,7 +80,7 @@ def _refine(shapes: Sequence[tuple[Size, ...]]) -> tuple[tuple[Size, ...], list[
             product = simplify(product * size)
             cuts[weight(product)] = product
     ordered = [cuts[w] for w in sorted(cuts, reverse=True)]
-    sizes = tuple(ratio_of(a, b) for a, b in zip(ordered, ordered[1:], strict=False))
+    sizes = tuple(ratio_of(a, b) for a, b in itertools.pairwise(ordered))
     return sizes, ordered
 
 
