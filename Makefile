@@ -3,15 +3,12 @@ TORCH ?= torch==2.13.0
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test clean
 
 demo: .venv/installed
 	$(BIN)/kevolve demo
 
 test: .venv/installed
-	PYTHON=$(BIN)/python scripts/test
-
-check: .venv/installed
 	PYTHON=$(BIN)/python scripts/check
 
 .venv/installed: setup.py pyproject.toml
