@@ -185,6 +185,9 @@ class Exhibits:
         if self.arena is not None:
             self.arena.close()
             self.arena = None
+        if self.job.device.startswith("cuda"):
+            # What stays cached here is missing in the worker and in the user's process.
+            torch.cuda.empty_cache()
 
     def _plan(self) -> list[tuple[Draw, bool]]:
         binding = self.job.binding

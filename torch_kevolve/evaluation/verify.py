@@ -176,13 +176,16 @@ def pattern_problem(y: Tensor, twin: Tensor, ref: Tensor) -> str:
     """
     if not y.is_floating_point():
         return ""
-    exact = ref.to(y.dtype)
-    asked = ~(exact.isfinite() & ~twin.isfinite())
-    wrong = ~(_alike(y, twin) | _alike(y, exact)) & asked
-    nans = wrong & (y.isnan() | twin.isnan())
-    if bool(nans.any()):
-        return f"NaN pattern differs from eager's at {int(nans.sum())} of {y.numel()} elements"
-    return f"infinities differ from eager's at {int(wrong.sum())} of {y.numel()} elements" if bool(wrong.any()) else ""
+    nans = others = 0
+    for mine, eager, best in _pieces(y, twin, ref):
+        exact = best.to(y.dtype)
+        asked = ~(exact.isfinite() & ~eager.isfinite())
+        wrong = ~(_alike(mine, eager) | _alike(mine, exact)) & asked
+        nans += int((wrong & (mine.isnan() | eager.isnan())).sum())
+        others += int(wrong.sum())
+    if nans:
+        return f"NaN pattern differs from eager's at {nans} of {y.numel()} elements"
+    return f"infinities differ from eager's at {others} of {y.numel()} elements" if others else ""
 
 
 def _alike(a: Tensor, b: Tensor) -> Tensor:
