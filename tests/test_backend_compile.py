@@ -1,6 +1,9 @@
 """torch.compile(model, backend="kevolve"), end to end on a CPU; kernels are real, the judge is a double."""
 
 import dataclasses
+import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +15,8 @@ import torch_kevolve
 from forced import forced
 from torch_kevolve import one_graph
 from torch_kevolve.backend import explain, metrics, report_regions, reset_metrics
-from torch_kevolve.lowering import graph_pass
+from torch_kevolve.lowering import passage as passages
+from torch_kevolve.lowering import replace as replacing
 from torch_kevolve.record import GraphRecord
 from torch_kevolve.session import Session
 from torch_kevolve.settings import Settings
@@ -36,13 +40,13 @@ def fresh(tmp_path, monkeypatch):
 def passes(monkeypatch):
     """The pass's name each time it ran."""
     ran = []
-    inner = graph_pass.replace_regions
+    inner = replacing.replace_regions
 
     def counted(graph, work, passage):
         ran.append(work.hooks.uuid)
         inner(graph, work, passage)
 
-    monkeypatch.setattr(graph_pass, "replace_regions", counted)
+    monkeypatch.setattr(replacing, "replace_regions", counted)
     return ran
 
 
@@ -222,6 +226,47 @@ def test_modes_pass_through(mode):
     with torch.no_grad(), forced():
         made = torch.compile(softmax, backend="kevolve", mode=mode)(X)
     torch.testing.assert_close(made, softmax(X))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_compilation_worked_with_dies_with_its_functions(training):
+    gc.collect()
+    before = set(passages._WORKS)
+    made = compiled(softmax)
+    out = made(X.clone().requires_grad_(training))
+    if training:
+        out.sum().backward()
+    del made, out
+    torch._dynamo.reset()
+    gc.collect()
+    assert set(passages._WORKS) <= before
+
+
+def test_a_backward_that_is_compiled_later_still_finds_its_work(passes):
+    x = X.clone().requires_grad_()
+    out = compiled(softmax)(x)
+    gc.collect()
+    assert len(passes) == 1
+    out.sum().backward()
+    assert len(passes) == 2 and {region.phase for region in report_regions()} == {"forward", "backward"}
+
+
+WARM = """
+import sys, torch
+def softmax(x):
+    return torch.softmax(x, -1)
+with torch.no_grad():
+    torch.compile(softmax, backend="kevolve", options={"kevolve.gate": "off", "kevolve.effort": "none"})(torch.ones(9, 33))
+heavy = ("diskcache", "psutil", "rich", "click")
+ours = ("agent", "graph_memory", "evaluation", "languages", "hunt", "templates", "lowering.regions", "lowering.splice")
+print(sorted(name for name in sys.modules if name in heavy or name.startswith(tuple("torch_kevolve." + o for o in ours))))
+"""
+
+
+def test_where_inductors_cache_answers_nothing_of_the_search_is_loaded():
+    said = [subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=True) for _ in range(3)]
+    assert "torch_kevolve.lowering.regions" in said[1].stdout, "the pass ran"
+    assert said[2].stdout.strip() == "[]"
 
 
 def test_one_purse_per_call_of_torch_compile(monkeypatch):

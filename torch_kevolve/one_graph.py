@@ -61,7 +61,10 @@ class OneGraph:
             log.warning("Inductor alone compiles this graph: %s: %s", type(error).__name__, error)
             TALLY.leave("backend")
             hooks = Hooks()
-        made = inductor.compile(self.gm, self.inputs, hooks, self.patches)
+        gm, inputs = self.gm, self.inputs
+        # The hooks live as long as the backward may still be compiled; the user's tensors shall not.
+        self.gm, self.inputs = fx.GraphModule({}, fx.Graph()), ()
+        made = inductor.compile(gm, inputs, hooks, self.patches)
         if hooks.uuid is not None:
             self._count_the_rest()
         return made

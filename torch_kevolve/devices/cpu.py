@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from torch_kevolve.devices.base import Ceilings, DeviceFacts
@@ -74,6 +73,8 @@ class Cpu:
 
     def load(self) -> float:
         """Share of all cores that other processes used during the last 50 ms."""
+        import psutil
+
         mine = psutil.Process()
         used = mine.cpu_times()
         total = psutil.cpu_percent(interval=0.05) / 100
@@ -124,7 +125,7 @@ def _caches() -> dict[int, int]:
 
 def _last_level_bytes() -> int:
     """Bytes of all last-level caches that the cores we may use share, each counted once; 0 if it cannot be read."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(psutil.cpu_count() or 1)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[str, int] = {}
     for core in usable:
         levels = sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"))

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_kevolve.lowering.graph_pass import Passage, RegionPass, Work, enroll, recording
+from torch_kevolve.lowering.graph_pass import RegionPass
 from torch_kevolve.lowering.hooks import Hooks
-from torch_kevolve.lowering.race import MARGIN, race
+from torch_kevolve.lowering.passage import Passage, Work, enroll, recording
 from torch_kevolve.record import RegionVerdict
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,8 @@ class _Gate:
         return made
 
     def _decide(self, arms: dict[str, Any], inputs: Sequence[Any], passage: Passage) -> Any:
+        from torch_kevolve.lowering.race import MARGIN, race
+
         hooks = self.work.hooks
         try:
             times = race(arms, inputs, self.work.examples)

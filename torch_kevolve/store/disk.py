@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch_kevolve.kernel import Fingerprint, Kernel
 from torch_kevolve.record import GraphRecord
 from torch_kevolve.store.base import Bad, Summary, summary
 from torch_kevolve.store.codec import ENTRY, encode, read
-from torch_kevolve.store.index import Index
 from torch_kevolve.task import KernelTask
 
 log = logging.getLogger(__name__)
@@ -41,11 +40,17 @@ class DiskStore:
     def __init__(self, home: Path, frozen: bool = False) -> None:
         self.home = home
         self.frozen = frozen
-        self._index = Index(home / "index")
 
     @classmethod
     def at(cls, home: Path) -> DiskStore:
         return cls(home)
+
+    @cached_property
+    def _index(self) -> Any:
+        """Loaded for those who list kernels; a compilation finds its own by name and needs no database."""
+        from torch_kevolve.store.index import Index
+
+        return Index(self.home / "index")
 
     def get(self, task_key: str, fingerprint: Fingerprint) -> Kernel | None:
         folder = self._current(self._place(task_key, fingerprint.key))
