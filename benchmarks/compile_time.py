@@ -93,11 +93,11 @@ def _counted_passes() -> list[None]:
 
 
 def _prepare(made: Any, args: tuple[Any, ...]) -> None:
-    """Fill the store with a kernel for every region that a family claims, and the record with a gate that keeps them."""
+    """Put a kernel for every region that a family claims into the store, and a gate that keeps them on record."""
     sys.path.insert(0, str(ROOT / "tests"))
     import torch
-    from forced import forced
 
+    from forced import forced
     from torch_kevolve.lowering import inductor, race
 
     def kernels_win(arms: dict[str, Any], *_: Any) -> dict[str, float]:
@@ -167,8 +167,9 @@ def show(row: dict[str, Any]) -> str:
     """One line of the table."""
     times = row["compile_s"]
     return (
-        f"{row['model']:<8} {row['phase']:<7} {times['inductor']:>9.3f} {times['kevolve']:>9.3f} {times['ratio']:>6.3f} "
-        f"{times['ratio_of_pairs']:>6.3f} {row['cpu_s']['ratio']:>6.3f} {row['goal']:>5.2f} {row['passes']:>6} {row['searches']:>8} "
+        f"{row['model']:<8} {row['phase']:<7} {times['inductor']:>9.3f} {times['kevolve']:>9.3f} "
+        f"{times['ratio']:>6.3f} {times['ratio_of_pairs']:>6.3f} {row['cpu_s']['ratio']:>6.3f} {row['goal']:>5.2f} "
+        f"{row['passes']:>6} {row['searches']:>8} "
         f"{row['replaced']:>4}/{row['regions']}"
     )
 

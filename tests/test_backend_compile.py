@@ -256,10 +256,11 @@ import sys, torch
 def softmax(x):
     return torch.softmax(x, -1)
 with torch.no_grad():
-    torch.compile(softmax, backend="kevolve", options={"kevolve.gate": "off", "kevolve.effort": "none"})(torch.ones(9, 33))
+    torch.compile(softmax, backend="kevolve", options={"kevolve.effort": "none"})(torch.ones(9, 33))
 heavy = ("diskcache", "psutil", "rich", "click")
 ours = ("agent", "graph_memory", "evaluation", "languages", "hunt", "templates", "lowering.regions", "lowering.splice")
-print(sorted(name for name in sys.modules if name in heavy or name.startswith(tuple("torch_kevolve." + o for o in ours))))
+ours = tuple("torch_kevolve." + name for name in ours)
+print(sorted(name for name in sys.modules if name in heavy or name.startswith(ours)))
 """
 
 
