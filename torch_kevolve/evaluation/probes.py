@@ -2,7 +2,9 @@
 
 Every run: outputs and scratch are poisoned, all buffers stand between guard bands, inputs are compared afterwards.
 Then once more with the other poison (memory that was read before it was written shows), once more the same (a race
-shows), and once with the launches left out (a kernel that does not matter shows).
+shows), once on the same addresses with other content (a result kept by address shows), once with the launches left out
+(a kernel that does not matter shows), and once with inputs that cannot be written (one that is changed and put right
+again shows).
 """
 
 from __future__ import annotations
@@ -95,10 +97,13 @@ class Proof:
         why, outs = self.read(reply, exhibit)
         return why or self._alone(exhibit, self.exhibits.answer(exhibit), outs)
 
-    def _once(self, number: int, poison: int, ghost: bool = False) -> tuple[Verdict, list[Tensor]]:
+    def _once(
+        self, number: int, poison: int, ghost: bool = False, sealed: bool = False
+    ) -> tuple[Verdict, list[Tensor]]:
         exhibit = self.exhibits.all[number]
         self.poison(poison)
-        reply = self.port.call({"do": "run", "draw": number, "poison": poison, "ghost": ghost}, self.seconds)
+        message = {"do": "run", "draw": number, "poison": poison, "ghost": ghost, "sealed": sealed}
+        reply = self.port.call(message, self.seconds)
         why = reply.get("died") or reply.get("problem")
         if why:
             return (Stage.LAUNCH, str(why)[:1000]), []
@@ -166,11 +171,45 @@ class Proof:
             for number, (now, before) in enumerate(zip(outs, first, strict=True)):
                 if strict_problem(now, before):
                     return Stage.PROBE, f"output {number} differs between runs on equal inputs"
+        why = self._in_place()
+        if why:
+            return Stage.PROBE, why
         if self.candidate.plan.kernels and all(out.numel() for out in first):
             verdict, outs = self._once(0, POISONS[0], ghost=True)
             if not verdict[1] and not any(strict_problem(now, old) for now, old in zip(outs, first, strict=True)):
                 return Stage.PROBE, "the outputs do not depend on the kernel"
+        if self.candidate.plan.kernels:
+            (stage, why), _ = self._once(0, POISONS[0], sealed=True)
+            if why:
+                return Stage.PROBE, why if stage is Stage.PROBE else f"with inputs that cannot be written it {why}"
         return RIGHT
+
+    def _in_place(self) -> str:
+        """The second draw's numbers at the first draw's addresses: empty, or what is wrong with the outputs."""
+        if self.exhibits.lean or len(self.exhibits.all) < 2:
+            return ""  # where inputs are shared, every draw stands at the addresses of the one before
+        first, second = self.exhibits.all[:2]
+        if second.special or first.draw.binding != second.draw.binding:
+            return ""
+        pairs = [(a, b) for a, b in zip(first.inputs, second.inputs, strict=True) if a.data_ptr() != b.data_ptr()]
+        kept = [a.clone(memory_format=torch.preserve_format) for a, _ in pairs]
+        sums = first.sums
+        try:
+            self._write(pairs)
+            first.sums = [checksum(block) for block in first.blocks]
+            verdict, outs = self._once(0, POISONS[1])
+            why = verdict[1] or self._alone(second, self.exhibits.answer(second), outs)
+            return f"{why} (other inputs at the same addresses)" if why else ""
+        finally:
+            self._write([(a, old) for (a, _), old in zip(pairs, kept, strict=True)])
+            first.sums = sums
+
+    @staticmethod
+    def _write(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for home, content in pairs:
+            # An expanded input has one copy of what it repeats, which takes one copy only.
+            once = [slice(0, 1) if stride == 0 else slice(None) for stride in home.stride()]
+            home[tuple(once)].copy_(content[tuple(once)])
 
     def _twin_strides(self, exhibit: Exhibit, number: int) -> list[int]:
         return [] if exhibit.answer is None else list(exhibit.answer.twin[number].stride())

@@ -48,6 +48,11 @@ class Runner:
         self._launcher: Launcher | None = None
         self._candidate: Candidate | None = None
 
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """All blocks that inputs lie in."""
+        return tuple(self._blocks.values())
+
     def handle(self, message: Mapping[str, Any]) -> Json:
         verb = message["do"]
         if verb not in ("setup", "draws", "compile", "load", "run", "time"):

@@ -10,10 +10,17 @@ import struct
 from dataclasses import dataclass
 
 WRITE, ALLOC, TLS = 0x1, 0x2, 0x400
-RELOCATED = (".data.rel.ro", ".data.rel.local.DW.ref.__gxx_personality_v0")
-"""Constants whose addresses the linker fills in. g++ refers to its unwinder where a parallel loop streams a store,
-which it does not know to be free of exceptions."""
+RELOCATED = ".data.rel.ro"
+"""Constants whose addresses the linker fills in: this section and those named .data.rel.ro.SOMETHING, no others."""
+UNWINDER = ".data.rel.local.DW.ref.__gxx_personality_v0"
+"""One address. g++ refers to its unwinder where a parallel loop streams a store, which it does not know to be free of
+exceptions."""
 START_CODE = (".init_array", ".ctors", ".preinit_array", ".fini_array", ".dtors", ".init", ".fini")
+START_KINDS = (14, 15, 16)
+"""Types of section: addresses of functions called at load, at unload, and before everything else."""
+COMMON, GLOBAL, RESOLVED = 0xFFF2, 1, 10
+"""A symbol's home when the linker makes room for it in writable memory; its binding when other files see it before
+their own; its type when a function is called at load to find its address (ifunc, target_clones)."""
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of a cubin's `.nv.info`: registers per thread, bytes of stack per thread (spills and local arrays)."""
 
@@ -56,32 +63,65 @@ def sections(blob: bytes) -> list[Section]:
         raise ValueError("a broken ELF file") from None
 
 
-def undefined(blob: bytes) -> list[str]:
-    """Names that an object expects others to define."""
+@dataclass(frozen=True)
+class Symbol:
+    """One name of the symbol table: `home` 0 means that it is expected of others."""
+
+    name: str
+    kind: int
+    binding: int
+    home: int
+    size: int
+
+
+def symbols(blob: bytes) -> list[Symbol]:
+    """All named symbols. Raises ValueError for what is no readable ELF file."""
     parts = sections(blob)
-    out: list[str] = []
+    out: list[Symbol] = []
     for part in parts:
-        if part.kind == 2 and part.link < len(parts):
-            names = parts[part.link].data
-            for place in range(24, len(part.data) - 23, 24):
-                name, _, _, home, _, _ = struct.unpack_from("<IBBHQQ", part.data, place)
-                if home == 0 and name:
-                    out.append(_text(names, name))
+        if part.kind != 2:
+            continue
+        if part.link >= len(parts):
+            raise ValueError("a symbol table without names")
+        names = parts[part.link].data
+        for place in range(24, len(part.data) - 23, 24):
+            name, info, _, home, _, size = struct.unpack_from("<IBBHQQ", part.data, place)
+            if name:
+                out.append(Symbol(_text(names, name), info & 15, info >> 4, home, size))
     return out
 
 
+def undefined(blob: bytes) -> list[str]:
+    """Names that an object expects others to define."""
+    return [symbol.name for symbol in symbols(blob) if symbol.home == 0]
+
+
+def exported(blob: bytes) -> list[str]:
+    """Names that an object defines and that other files could take for their own; inline functions are not meant."""
+    return [symbol.name for symbol in symbols(blob) if symbol.home and symbol.binding == GLOBAL]
+
+
 def start_code(blob: bytes) -> str:
-    """The name of a section that runs by itself when an object is loaded; empty: there is none."""
-    return next((s.name for s in sections(blob) if s.size and s.name.startswith(START_CODE)), "")
+    """What runs by itself when an object is loaded, by name; empty: there is nothing."""
+    for part in sections(blob):
+        if part.size and (part.kind in START_KINDS or part.name.startswith(START_CODE)):
+            return part.name
+    return next((symbol.name for symbol in symbols(blob) if symbol.kind == RESOLVED), "")
 
 
 def writable(blob: bytes) -> str:
-    """The name of a section that keeps state between calls; empty: there is none."""
-    for part in sections(blob):
+    """What keeps state between calls, by its name or its section's; empty: there is nothing."""
+    parts = sections(blob)
+    table = symbols(blob)
+    for number, part in enumerate(parts):
         kept = part.size and part.flags & ALLOC and part.flags & (WRITE | TLS)
-        if kept and not part.name.startswith((*RELOCATED, *START_CODE)):
-            return part.name
-    return ""
+        if not kept or part.name == RELOCATED or part.name.startswith((f"{RELOCATED}.", *START_CODE)):
+            continue
+        inside = [symbol.name for symbol in table if symbol.home == number]
+        if part.name == UNWINDER and part.size == 8 and inside == [UNWINDER.removeprefix(".data.rel.local.")]:
+            continue
+        return inside[0] if inside else part.name
+    return next((symbol.name for symbol in table if symbol.home == COMMON), "")
 
 
 def cubin_facts(blob: bytes) -> dict[str, dict[str, int]]:
@@ -109,4 +149,5 @@ def cubin_facts(blob: bytes) -> dict[str, dict[str, int]]:
 
 
 def _text(table: bytes, start: int) -> str:
-    return table[start : table.index(b"\0", start)].decode(errors="replace")
+    end = table.find(b"\0", start)
+    return table[start : end if end >= 0 else len(table)].decode(errors="replace")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import TypeGuard
 
 IMPORTS = {"triton", "triton.language", "triton.language.extra.libdevice", "triton.language.extra"}
 NODES = (
@@ -18,15 +19,34 @@ NODES = (
     ast.unaryop,    ast.boolop, ast.cmpop,
 )  # fmt: skip
 TOP_ONLY = (ast.Import, ast.ImportFrom, ast.FunctionDef)
-BANNED = {"inline_asm_elementwise", "device_print", "static_print", "device_assert", "jit", "autotune", "heuristics"}
+_LIBRARY = (
+    "abs add arange argmax argmin associative_scan assume atomic_add atomic_and atomic_cas atomic_load atomic_max "
+    "atomic_min atomic_or atomic_poll atomic_store atomic_xchg atomic_xor bfloat16 bitonic_merge block_type broadcast "
+    "broadcast_to cast cat cdiv ceil clamp condition const constexpr cos cumprod cumsum debug_barrier div_rn dot "
+    "dot_scaled dtype erf exp exp2 expand_dims expect_zero extra fdiv flip float16 float32 float64 float8e4b15 "
+    "float8e4b8 float8e4nv float8e5 float8e5b16 floor fma full gather histogram int1 int16 int32 int64 int8 interleave "
+    "join libdevice load load_tensor_descriptor log log2 make_block_ptr advance make_tensor_descriptor map_elementwise "
+    "math max max_constancy max_contiguous maximum min minimum mul multiple_of num_programs permute philox "
+    "pointer_type program_id PropagateNan rand rand4x randint randint4x randn randn4x range ravel reduce reduce_or "
+    "reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn squeeze static_assert static_range store "
+    "store_tensor_descriptor sub sum swap swizzle2d tensor tensor_descriptor topk trans tuple uint16 uint32 uint64 "
+    "uint8 umulhi unsqueeze view void where xor_sum zeros zeros_like"
+)
+LIBRARY = set(_LIBRARY.split())
+"""What may be taken from `triton.language`, at any depth: no assembler, no printing, no random object of Python's."""
+_MEMBERS = (
+    "ALL NONE T block_shape element_ty fp_mantissa_width int_bitwidth is_block is_bool is_floating is_int is_ptr item "
+    "kind logical_and logical_or numel primitive_bitwidth scalar scatter shape strides to type value with_element_ty "
+    "is_bf16 is_fp16 is_fp32 is_fp64 is_fp8 is_int1 is_int8 is_int16 is_int32 is_int64 is_int_signed "
+    "is_int_unsigned"
+)
+MEMBERS = LIBRARY | set(_MEMBERS.split())
+"""What may be taken from tensors, their types, and constants."""
+BUILTINS = {"len", "list", "tuple", "range", "float", "int", "bool", "isinstance", "min", "max", "abs"}
 ROOTS = {"tl", "libdevice", "triton"}
 FROM_TRITON = {"jit", "language", "cdiv", "next_power_of_2"}
-INNER_MODULES = {"core", "standard", "semantic", "random", "builtins", "os", "sys", "inspect", "functools", "runtime",
-                 "compiler", "backends", "tools", "knobs", "driver", "testing", "warnings", "types", "typing",
-                 "importlib", "subprocess"}  # fmt: skip
-"""Modules that hang on triton's own: through `tl.core` a text would reach all of Python while it is compiled."""
-NAMES = {"exec", "eval", "open", "getattr", "setattr", "delattr", "compile", "globals", "locals", "vars", "input",
-         "breakpoint", "memoryview", "object", "type", "super", "help", "dir", "id"}  # fmt: skip
+MODULES = {"core", "standard", "semantic", "random", "builtins", "extern", "os", "sys"}
+"""Modules that may hang on libdevice: through `core` a text would reach all of Python while it is compiled."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +71,15 @@ def check(source: str) -> Checked:
             return Checked("", problem=f"line {node.lineno}: {problem}")
     whole = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     top = {id(node) for node in tree.body}
-    for inner in ast.walk(tree):
-        problem = _node(inner, id(inner) in whole, id(inner) in top)
-        if problem:
-            return Checked("", problem=f"line {getattr(inner, 'lineno', 0)}: {problem}")
+    given = {
+        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if _named(target)
+    }
+    for node in tree.body:
+        known = {*names, *given, *_own_names(node)}
+        for inner in ast.walk(node):
+            problem = _node(inner, id(inner) in whole, id(inner) in top) or _name(inner, known, names)
+            if problem:
+                return Checked("", problem=f"line {getattr(inner, 'lineno', node.lineno)}: {problem}")
     if not names:
         return Checked("", problem="line 1: there is no @triton.jit function")
     return Checked(ast.unparse(tree) + "\n", tuple(names))
@@ -117,13 +142,48 @@ def _node(node: ast.AST, is_root: bool, is_top: bool) -> str:
     if isinstance(node, TOP_ONLY) and not is_top:
         return f"{type(node).__name__} is not allowed inside a function"
     if isinstance(node, ast.Attribute):
-        text = ast.unparse(node)
-        inner = node.attr in INNER_MODULES or (node.attr in BANNED and text != "triton.jit")
-        outside = isinstance(node.value, ast.Name) and node.value.id == "triton" and node.attr not in FROM_TRITON
-        return f"{text} is not allowed" if inner or outside or node.attr.startswith("_") else ""
-    if isinstance(node, ast.Name):
-        if node.id.startswith("__") or node.id in NAMES:
-            return f"{node.id} is not allowed"
-        if node.id in ROOTS and not (is_root and isinstance(node.ctx, ast.Load)):
-            return f"{node.id} can only be used as {node.id}.NAME"
+        return _attribute(node)
+    if isinstance(node, ast.Name) and node.id in ROOTS and not (is_root and isinstance(node.ctx, ast.Load)):
+        return f"{node.id} can only be used as {node.id}.NAME"
     return ""
+
+
+def _attribute(node: ast.Attribute) -> str:
+    """Each dot stands in a list, by what it is taken of."""
+    base = node.value
+    root = base.id if isinstance(base, ast.Name) else ""
+    if root == "triton":
+        good = node.attr in FROM_TRITON
+    elif root == "libdevice":
+        good = node.attr not in MODULES and not node.attr.startswith("_")
+    elif root == "tl":
+        good = node.attr in LIBRARY
+    else:
+        # A literal's methods are Python's own: through str.format a text would reach any object's attributes.
+        good = node.attr in MEMBERS and not isinstance(base, ast.Constant)
+        good = good or (ast.unparse(base) == "tl.extra.libdevice" and node.attr not in MODULES)
+    good = good and isinstance(node.ctx, ast.Load)
+    return "" if good else f"{ast.unparse(node)} is not allowed"
+
+
+def _name(node: ast.AST, known: set[str], functions: list[str]) -> str:
+    """Names that are read are the module's own, the function's own, or in the list of builtins."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in functions:
+        return f"{node.value.id}.{node.attr} is not allowed: a function can only be called"
+    if not isinstance(node, ast.Name):
+        return ""
+    if node.id.startswith("__"):
+        return f"{node.id} is not allowed"
+    if isinstance(node.ctx, ast.Load) and node.id not in known | ROOTS | BUILTINS:
+        return f"{node.id} is not allowed: it is no name of this module"
+    return ""
+
+
+def _named(node: ast.expr) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
+
+
+def _own_names(node: ast.stmt) -> set[str]:
+    """Arguments, and all that a function gives a value to."""
+    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
