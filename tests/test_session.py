@@ -196,8 +196,15 @@ def test_a_forward_graph_leaves_half_to_its_backward():
     purse = Purse(60.0)
     assert purse.allowance([1.0], "forward") == 30.0
     assert purse.allowance([1.0], "backward") == purse.allowance([1.0], "inference") == 60.0
-    assert purse.allowance([0.75, 0.25], "inference") == 45.0
-    assert purse.allowance([0.001, 0.999], "inference") >= 3.0
+
+
+def test_a_search_gets_what_it_needs_to_come_to_anything_and_the_hottest_not_all():
+    purse = Purse(60.0)
+    assert purse.allowance([0.3, 0.7], "inference") == 18.0
+    assert purse.allowance([0.9, 0.1], "inference") == 24.0
+    assert purse.allowance([0.001, 0.999], "inference") == 15.0
+    assert Purse(10.0).allowance([0.5, 0.5], "inference") == 10.0
+    assert Purse(2.0).allowance([1.0], "inference") == 0.0
 
 
 def test_ctrl_c_keeps_what_is_done_and_ends_all_searching(session, store, judge):

@@ -11,6 +11,12 @@ FORWARD_SHARE = 0.5
 """A forward graph may spend this much of what is left: its backward comes later and is about two thirds of the work."""
 LEAST_S = 3.0
 """A search shorter than this would measure its baselines and nothing else."""
+USEFUL_S = 15.0
+"""What a search needs to come to anything: 5 to 11 s of baselines and a few candidates. With less for each, 60 s were
+spent on eight regions and none of them was judged to its end; the coldest regions wait for another call instead."""
+MOST_SHARE = 0.4
+"""The hottest of several regions gets no more than this of what is left: a matrix product of 90 % of the predicted time
+may have no room at all."""
 
 
 class Purse:
@@ -35,7 +41,9 @@ class Purse:
         room = self.left * (FORWARD_SHARE if phase == "forward" else 1.0)
         total = sum(shares)
         part = room * (shares[0] / total if total > 0 else 1.0 / max(1, len(shares)))
-        part = max(part, min(LEAST_S * 2, room))
+        if len(shares) > 1:
+            part = min(part, max(MOST_SHARE * room, USEFUL_S))
+        part = min(max(part, USEFUL_S), room)
         return part if part >= LEAST_S else 0.0
 
     @contextmanager

@@ -22,6 +22,10 @@ def refusal(evidence: Evidence) -> str:
 
 
 def hopeful(attempt: Attempt) -> bool:
-    """Whether a cold confirmation could still find it faster: the upper end of what was seen is above 1.0."""
+    """Whether a cold confirmation could still find it faster: the upper end of what was seen is above 1.0.
+
+    A confirmation costs as much as five candidates, so what was 5 % slower gets none, however wide its interval.
+    """
     seen = attempt.evidence
-    return attempt.right and max(attempt.speed, seen.ratio or 0.0, seen.ratio_hi or 0.0) > 1.0
+    best = max(attempt.speed, seen.ratio or 0.0)
+    return attempt.right and best > 0.95 and max(best, seen.ratio_hi or 0.0) > 1.0

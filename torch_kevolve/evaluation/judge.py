@@ -25,7 +25,7 @@ from torch_kevolve.evaluation.measure import malloc_setting
 from torch_kevolve.evaluation.policy import object_problem, plan_problem, problem_of
 from torch_kevolve.evaluation.port import Port
 from torch_kevolve.evaluation.probes import POISONS, Proof
-from torch_kevolve.evaluation.statistics import checked, floor_ms, flops, signature, summary
+from torch_kevolve.evaluation.statistics import MATMULS, checked, floor_ms, flops, signature, summary
 from torch_kevolve.evidence import Evidence, Stage, Timing
 from torch_kevolve.languages import LANGUAGES
 from torch_kevolve.languages.base import Built
@@ -38,6 +38,8 @@ GLANCE_S = 0.15
 LOOK_S = 0.6
 CONFIRM_S = 2.5
 ARMS = ("inductor", "max_autotune")
+"""Inductor's arms. Where nothing is autotuned (no matrix product on a CPU) the second is compiled for the confirmation
+alone: it took half of the seconds before the first candidate, and its code is the default's."""
 BUSY = 0.15
 """Load of others above which a measurement waits: at 0.5 on two cores, medians of equal arms differed by 8 %."""
 PATIENCE_S = {LOOK_S: 0.5, CONFIRM_S: 4.0}
@@ -61,6 +63,7 @@ class Judge:
         self.notes: dict[str, str] = {}
         self.workdir = tempfile.TemporaryDirectory(prefix="kevolve-build-")
         self.arms = ["eager"]
+        self._late = ARMS[1:] if self._nothing_to_tune() else ()
         self._compiled: set[str] = set()
         self._load = 0.0
         self._build_one = build
@@ -69,13 +72,17 @@ class Judge:
 
     def open(self) -> None:
         """Compile the Inductor arms in the worker while the answers are worked out here, then time all baselines."""
+        started = time.monotonic()
         self.exhibits.begin()
-        self._together(self._compile_arms)
+        self._together(lambda: self._compile_arms([arm for arm in ARMS if arm not in self._late]))
+        ready = time.monotonic()
         samples = self._time(self.arms, LOOK_S, 3)
         if isinstance(samples, str):
             raise EvaluationError(detail=f"the baselines cannot be timed: {samples}")
         self.baselines = summary({**samples, "candidate": samples["eager"]})[0]
         del self.baselines["candidate"]
+        took, timed = ready - started, time.monotonic() - ready
+        log.info("%s opened: %.1f s for arms and references, %.1f s to time them", self.job.task.key[:8], took, timed)
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Evidence]]:
         """Builds run in parallel ahead of the judgement. After the job's deadline no further candidate is begun."""
@@ -86,10 +93,13 @@ class Judge:
                     if other is not None:
                         other.cancel()
                 return
-            yield candidate, self._judge(candidate, problem, future)
+            started = time.monotonic()
+            found = self._judge(candidate, problem, future)
+            log.info("%s judged in %.1f s: %s", candidate.id[:8], time.monotonic() - started, found.reached.name)
+            yield candidate, found
 
     def confirm(self, candidate: Candidate) -> Evidence:
-        """Fresh worker, fresh seeds, all arms interleaved."""
+        """Fresh worker, fresh seeds, all arms interleaved; Inductor's that were left out so far are compiled now."""
         seed = self.exhibits.seed + 1
         problem, future = self._begin(candidate)
         self.exhibits.close()
@@ -97,7 +107,8 @@ class Judge:
         self.port.restart()
         self._compiled.clear()
         self.exhibits.begin()
-        missing = self._together(lambda: self._compile(self.arms))
+        missing = self._together(lambda: self._compile(self.arms) or self._compile_arms(self._late, needed=True))
+        self._late = ()
         if missing:
             return self._refuse(Stage.MEASURE, missing)
         return self._judge(candidate, problem, future, True)
@@ -122,9 +133,13 @@ class Judge:
             self._must(self.exhibits.rest_message(), SETUP_S)
         return outcome
 
-    def _compile_arms(self) -> str:
-        for arm in ARMS:
-            left = self.job.deadline - time.monotonic()
+    def _nothing_to_tune(self) -> bool:
+        return self.device.name == "cpu" and not any(op.target in MATMULS for op in self.job.task.graph.ops)
+
+    def _compile_arms(self, wanted: Sequence[str], needed: bool = False) -> str:
+        """Arms that may fail: what Inductor cannot compile is noted and is no rival. `needed`: whatever the deadline."""
+        for arm in wanted:
+            left = ARM_S if needed else self.job.deadline - time.monotonic()
             if left < 5 and len(self.arms) > 1:
                 self.notes[arm] = "no time was left to compile it"
                 continue
