@@ -16,7 +16,7 @@ import torch
 from torch_kevolve.devices import DEVICES, current
 from torch_kevolve.devices.base import Ceilings
 from torch_kevolve.devices.ceilings import TRIES, best, kept, measure_cpu
-from torch_kevolve.devices.lock import device_lock
+from torch_kevolve.devices.lock import device_lock, device_share
 from torch_kevolve.errors import UnknownName
 
 FIGURES = Ceilings(1e10, 2e10, 3e10, 4e10, 2**20)
@@ -203,6 +203,35 @@ def test_lock_keeps_another_thread_out_and_other_devices_go_on(locks):
     thread.join(20)
     other.join(20)
     assert got.is_set()
+
+
+def test_shared_work_waits_for_a_measurement_and_not_for_its_like(locks):
+    with device_share("test"):
+        with device_share("test"):
+            pass
+        thread, got = waits()
+        assert not got.wait(0.3)
+    thread.join(20)
+    assert got.is_set()
+    with python(HOLD + "    import time; time.sleep(60)", TMPDIR=str(locks)) as child:
+        assert child.stdout.readline() == "1\n"
+        got = threading.Event()
+
+        def work():
+            with device_share("test"):
+                got.set()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert not got.wait(0.3)
+        child.kill()
+    thread.join(20)
+    assert got.is_set()
+
+
+def test_shared_work_within_a_measurement_waits_for_nothing(locks):
+    with device_lock("test"), device_share("test"):
+        pass
 
 
 def test_a_child_forked_under_the_lock_does_not_keep_it(locks):

@@ -65,6 +65,10 @@ class Device(Protocol):
         """Held around every measurement: only one runs on a device at a time, over all processes."""
         ...
 
+    def share(self) -> AbstractContextManager[None]:
+        """Held around other work on the device: it waits while a process measures there."""
+        ...
+
     def synchronize(self) -> None: ...
 
     def flush(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from torch_kevolve.devices.base import Ceilings, DeviceFacts
 from torch_kevolve.devices.ceilings import kept, measure_cpu
-from torch_kevolve.devices.lock import device_lock
+from torch_kevolve.devices.lock import device_lock, device_share
 from torch_kevolve.kernel import Fingerprint
 
 ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -64,6 +64,9 @@ class Cpu:
 
     def lock(self) -> AbstractContextManager[None]:
         return device_lock("cpu")
+
+    def share(self) -> AbstractContextManager[None]:
+        return device_share("cpu")
 
     def synchronize(self) -> None:
         """Calls on a CPU have ended when they return."""

@@ -11,7 +11,7 @@ import torch
 from torch_kevolve.devices.base import Ceilings, DeviceFacts
 from torch_kevolve.devices.ceilings import kept, measure_cuda
 from torch_kevolve.devices.cpu import triton_version
-from torch_kevolve.devices.lock import device_lock
+from torch_kevolve.devices.lock import device_lock, device_share
 from torch_kevolve.kernel import Fingerprint
 
 
@@ -68,8 +68,15 @@ class Cuda:
         return self._ceilings
 
     def lock(self) -> AbstractContextManager[None]:
-        # By the card's own name: its index differs between processes with their own CUDA_VISIBLE_DEVICES.
-        return device_lock(f"cuda-{getattr(self._props, 'uuid', self.index)}")
+        return device_lock(self._lock_name)
+
+    def share(self) -> AbstractContextManager[None]:
+        return device_share(self._lock_name)
+
+    @property
+    def _lock_name(self) -> str:
+        """The card's own name: its index differs between processes with their own CUDA_VISIBLE_DEVICES."""
+        return f"cuda-{getattr(self._props, 'uuid', self.index)}"
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)

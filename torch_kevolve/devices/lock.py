@@ -1,4 +1,4 @@
-"""Lock: one measurement at a time per device, over all processes of this machine."""
+"""Lock: one measurement at a time per device, over all processes of this machine, and no other work of ours beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,23 @@ def device_lock(name: str) -> Iterator[None]:
                 held.handle = None
 
 
-def _acquire(name: str) -> int | None:
+@contextmanager
+def device_share(name: str) -> Iterator[None]:
+    """Work on the device that is no measurement, such as a reference: several at a time, none while one measures.
+
+    Nested within `device_lock` of the same process it waits for nothing.
+    """
+    held = _HELD.setdefault(name, _Held())
+    handle = None if held.depth else _acquire(name, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+
+def _acquire(name: str, how: int = fcntl.LOCK_EX) -> int | None:
     plain = re.sub(r"[^A-Za-z0-9-]", "-", name)
     path = os.path.join(tempfile.gettempdir(), f"kevolve-{os.getuid()}-{plain}.lock")
     try:
@@ -58,7 +74,7 @@ def _acquire(name: str) -> int | None:
     except OSError as error:
         log.warning("measurements of other processes are not waited for: %s", error)
         return None
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    fcntl.flock(handle, how)
     return handle
 
 

@@ -123,7 +123,7 @@ class Judge:
         """Set the worker up with the first draws, let it compile, and make all the rest meanwhile."""
         self._setup(whole=False)
         self.port.spare()
-        rest = self._pool.submit(self.exhibits.finish)
+        rest = self._pool.submit(self._finish_exhibits)
         try:
             outcome = compile_arms()
         finally:
@@ -132,6 +132,10 @@ class Judge:
         if not self.port.fresh:
             self._must(self.exhibits.rest_message(), SETUP_S)
         return outcome
+
+    def _finish_exhibits(self) -> None:
+        with self.device.share():
+            self.exhibits.finish()
 
     def _nothing_to_tune(self) -> bool:
         return self.device.name == "cpu" and not any(op.target in MATMULS for op in self.job.task.graph.ops)
@@ -209,7 +213,8 @@ class Judge:
         if why:
             return self._refuse(Stage.LAUNCH, str(why)[:1000])
         proof = Proof(self.exhibits, candidate, self.port, seconds)
-        stage, why = proof.run()
+        with self.device.share():
+            stage, why = proof.run()
         found = self._refuse(stage, why) if why else self._measure(candidate, proof, confirming)
         return replace(found, errors=proof.errors, errors_twin=proof.errors_twin)
 
