@@ -80,6 +80,56 @@ def test_one_region_and_its_proven_twin(name):
     assert KernelTask.from_json(task.to_json()).key == task.key
 
 
+class Head(nn.Module):
+    """A linear layer, then what makes one number of each row of it."""
+
+    def __init__(self, then, dtype=torch.float32, bias=True):
+        super().__init__()
+        self.linear = nn.Linear(32, 500, bias, dtype=dtype).requires_grad_(False)
+        self.then = then
+
+    def forward(self, x, *rest):
+        return self.then(self.linear(x), *rest)
+
+
+ROWS = {
+    "logsumexp": (lambda z, y: torch.logsumexp(z, -1), ["aten.logsumexp.default"]),
+    "logsumexp_then_work": (lambda z, y: torch.exp(torch.logsumexp(z, -1) * 0.1) + y, ["aten.logsumexp.default"]),
+    "cross_entropy": (F.cross_entropy, ["aten._log_softmax.default", "aten.nll_loss_forward.default"]),
+    "cross_entropy_rows": (lambda z, y: F.cross_entropy(z, y, reduction="none"),
+                           ["aten._log_softmax.default", "aten.nll_loss_forward.default"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_product_and_the_reductions_of_its_rows_are_one_region(name, dtype, bias):
+    from torch_kevolve.templates.matmul_parts import find
+
+    then, twin = ROWS[name]
+    x = torch.randn(8, 32, dtype=dtype)
+    recorder = regions(Head(then, dtype, bias), x, LABELS, wants=lambda task: find(task) is not None)
+    assert len(recorder.seen) == 1
+    task = recorder.seen[0].task
+    found = find(task)
+    assert found.tail is not None and (found.tail.column is None) == name.startswith("logsumexp")
+    assert [t for t in task.twin.targets if t in twin] == twin
+    # Nothing is left outside, and the product is no output.
+    assert [tuple(spec.shape) for spec in task.graph.output_specs] in ([(8,)], [()])
+    assert [row.reason for row in recorder.verdicts] == ["no-kernel"]
+
+
+def test_a_product_that_somebody_else_reads_is_written():
+    from torch_kevolve.templates.matmul_parts import find
+
+    def both(z, y):
+        return F.cross_entropy(z, y), z
+
+    recorder = regions(Head(both), torch.randn(8, 32), LABELS, wants=lambda task: find(task) is not None)
+    assert all(find(each.task).tail is None for each in recorder.seen)
+
+
 def test_cross_entropy_backward_is_one_region():
     logits = X.clone().requires_grad_()
     recorder = regions(F.cross_entropy, logits, LABELS, backward=True)

@@ -9,6 +9,14 @@ from triton_cases import trace
 from torch_kevolve.templates.matmul_cpp import MatmulCpp
 
 bf16, f16 = torch.bfloat16, torch.float16
+LABELS = torch.arange(20) * 34
+IGNORED = torch.where(torch.arange(20) % 3 == 0, -100, LABELS)
+
+
+def head(x, w, y):
+    return F.cross_entropy(F.linear(x, w), y)
+
+
 CASES = {
     "mm": (lambda a, b: a @ b, [normal(33, 100), normal(100, 70)]),
     "mm tiny": (lambda a, b: a @ b, [normal(1, 1), normal(1, 3)]),
@@ -32,6 +40,22 @@ CASES = {
         lambda x, w, b: torch.logsumexp(F.linear(x, w, b), -1), [normal(20, 64), normal(700, 64) / 4, normal(700)]),
     "logsumexp many rows": (lambda x, w: torch.logsumexp(F.linear(x, w), -1), [normal(300, 33), normal(50, 33)]),
     "logsumexp special": (lambda x, w: torch.logsumexp(F.linear(x, w), -1) * 2, [special(20, 16), normal(100, 16)]),
+    "logsumexp 3d": (
+        lambda x, w, r: torch.logsumexp(F.linear(x, w), -1) * r, [normal(4, 5, 33), normal(50, 33), normal(4, 5)]),
+    "logsumexp bf16": (
+        lambda x, w: torch.logsumexp(F.linear(x, w), -1), [normal(20, 64, dtype=bf16), normal(99, 64, dtype=bf16)]),
+    "cross_entropy": (head, [normal(20, 64), normal(700, 64) / 4, LABELS]),
+    "cross_entropy ignored": (head, [normal(20, 64), normal(700, 64) / 4, IGNORED]),
+    "cross_entropy bf16": (head, [normal(20, 64, dtype=bf16), normal(700, 64, dtype=bf16) / 4, LABELS]),
+    "cross_entropy special": (
+        lambda x, w, y: F.cross_entropy(F.linear(x, w), y, reduction="none"),
+        [special(20, 16), normal(700, 16), LABELS]),
+    "cross_entropy 3d bias": (
+        lambda x, w, b, y: F.cross_entropy(F.linear(x, w, b).flatten(0, 1), y, reduction="sum"),
+        [normal(4, 5, 33), normal(700, 33) / 4, normal(700), LABELS]),
+    "label's logit beside a capped logsumexp": (
+        lambda x, w, y: (lambda z: torch.logsumexp(z, -1) - z.gather(1, y.unsqueeze(1)).squeeze(1))(
+            torch.tanh(x @ w) * 3), [normal(20, 64), normal(64, 700) / 4, LABELS]),
 }  # fmt: skip
 
 

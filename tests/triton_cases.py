@@ -257,6 +257,16 @@ def saved(x: torch.Tensor, y: torch.Tensor) -> Any:
     return -(x - high - log).gather(1, y.unsqueeze(1)).squeeze(1), high, log
 
 
+def head(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(F.linear(x, w), y)
+
+
+def label_beside(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """logsumexp of capped logits, less the label's own."""
+    z = torch.tanh(x @ w) * 3
+    return torch.logsumexp(z, -1) - z.gather(1, y.unsqueeze(1)).squeeze(1)
+
+
 def _bag(mode: str, last: bool = False) -> Callable[..., Any]:
     return lambda w, i, o: F.embedding_bag(i, w, o, mode=mode, include_last_offset=last)
 
@@ -322,12 +332,20 @@ CASES: list[Case] = [
          randn(24, 32, dtype=f16), randn(3, 11, 24, dtype=f16)),
     case(MM, "linear_logsumexp", lambda x, w, b: torch.logsumexp(F.linear(x, w, b), -1),
          randn(35, 48, dtype=f16), randn(200, 48, dtype=f16), randn(200, dtype=f16)),
+    case(MM, "cross_entropy", head, randn(35, 48, dtype=f16), randn(200, 48, dtype=f16), ints(200, 35)),
+    case(MM, "cross_entropy_rows", lambda x, w, b, y: F.cross_entropy(F.linear(x, w, b), y, reduction="none"),
+         special(35, 48, dtype=f16), randn(200, 48, dtype=f16), randn(200, dtype=f16), ints(200, 35)),
+    case(MM, "label_beside", label_beside, randn(35, 48, dtype=f16), randn(48, 200, dtype=f16), ints(200, 35)),
     case(SMALL, "bmm", torch.bmm, randn(5, 32, 32), randn(5, 32, 32)),
     case(SMALL, "bmm_ragged", lambda a, b: torch.bmm(a, b) * 0.5, randn(5, 19, 21), randn(5, 21, 37)),
     case(SMALL, "baddbmm_relu", lambda c, a, b: torch.relu(torch.baddbmm(c, a, b)), randn(7, 1, 20),
          randn(7, 16, 24), randn(7, 24, 20)),
     case(PLANE, "mm", lambda a, b: a @ b, randn(70, 48), randn(48, 72)),
     case(PLANE, "linear_gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), randn(70, 48), randn(72, 48), randn(72)),
+    case(PLANE, "linear_logsumexp", lambda x, w: torch.logsumexp(F.linear(x, w), -1), randn(70, 48), randn(72, 48)),
+    case(PLANE, "cross_entropy", head, randn(70, 48), randn(72, 48), ints(72, 70)),
+    case(PLANE, "cross_entropy_special", lambda x, w, y: F.cross_entropy(F.linear(x, w), y, reduction="none"),
+         special(40, 32), randn(72, 32), ints(72, 40)),
     case(PLANE, "special", lambda a, b: a @ b, special(40, 32), randn(32, 40)),
 ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from torch_kevolve.lowering.cost import hint
@@ -46,7 +47,11 @@ def ladder(anchor: fx.Node, reach: Reach, taken: set[fx.Node]) -> Iterator[Growt
     quiet = _of_kinds({Kind.VIEW, Kind.MAKE, Kind.PICK})
     if kind is Kind.MATMUL:
         reduce_too = _of_kinds(FUSES | {Kind.REDUCE, Kind.GATHER})
+        # What is made of labels (a mask, a count) costs a launch where it stays outside.
+        yield grow(anchor, reach, taken, down=reduce_too, up=_either(quiet, _one_per_row(anchor)))
         yield grow(anchor, reach, taken, down=reduce_too, up=quiet)
+        rows = _either(fuse, _of_rows(anchor))
+        yield grow(anchor, reach, taken, down=rows, up=quiet)
         yield grow(anchor, reach, taken, down=fuse, up=quiet)
         yield grow(anchor, reach, taken, down=_nothing, up=quiet)
     elif kind in (Kind.REDUCE, Kind.GATHER):
@@ -208,13 +213,7 @@ def _leaves(node: fx.Node, inside: set[fx.Node]) -> set[fx.Node] | None:
 
 
 def _bytes(node: fx.Node) -> int:
-    total = 0
-    for tensor in tensors_of(node.meta.get("val")):
-        count = tensor.element_size()
-        for size in tensor.shape:
-            count *= hint(size)
-        total += count
-    return total
+    return sum(_elements(tensor) * tensor.element_size() for tensor in tensors_of(node.meta.get("val")))
 
 
 def _used_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
@@ -240,6 +239,44 @@ def _of_kinds(kinds: frozenset[Kind] | set[Kind]) -> Allow:
 
 def _nothing(node: fx.Node) -> bool:
     return kind_of(node) is Kind.PICK
+
+
+def _one_per_row(anchor: fx.Node) -> Allow:
+    """Pointwise work and reductions on tensors that hold at most one element per row of a matrix product."""
+    value = anchor.meta["val"]
+    rows = _elements(value) // max(1, hint(value.shape[-1]))
+
+    def allow(node: fx.Node) -> bool:
+        kind = kind_of(node)
+        if kind not in FUSES and kind is not Kind.REDUCE:
+            return False
+        values = [t for each in (node, *node.all_input_nodes) for t in tensors_of(each.meta.get("val"))]
+        return all(_elements(t) <= rows for t in values)
+
+    return allow
+
+
+def _of_rows(anchor: fx.Node) -> Allow:
+    """Reductions and gathers along the columns of a matrix product."""
+    columns = anchor.meta["val"].shape[-1]
+
+    def allow(node: fx.Node) -> bool:
+        source = node.args[0] if node.args else None
+        value = source.meta.get("val") if isinstance(source, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or hint(value.shape[-1]) != hint(columns):
+            return False
+        if kind_of(node) is Kind.REDUCE:
+            return axes_of(node) == frozenset({value.dim() - 1})
+        return kind_of(node) is Kind.GATHER and node.args[1] in (-1, value.dim() - 1)
+
+    return allow
+
+
+def _elements(value: torch.Tensor) -> int:
+    total = 1
+    for size in value.shape:
+        total *= hint(size)
+    return total
 
 
 def _either(one: Allow, other: Allow) -> Allow:

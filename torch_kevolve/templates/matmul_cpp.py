@@ -13,6 +13,7 @@ from torch_kevolve.plan import PlanBuilder, Tensor
 from torch_kevolve.sizes import numel, simplify
 from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.anchor_cpp import Args, cpp_space, lanes_of, load_text, statements, stores
+from torch_kevolve.templates.around import Body
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.expr import HELD_FLOATS
 from torch_kevolve.templates.matmul_parts import Matmul, find
@@ -27,7 +28,7 @@ CHUNKS = 16
 
 
 class MatmulCpp:
-    """`mm`, `addmm`, `bmm`, `baddbmm` with a pointwise or row-logsumexp epilogue."""
+    """`mm`, `addmm`, `bmm`, `baddbmm` with a pointwise epilogue, row logsumexp or cross-entropy."""
 
     name = NAME
     language = "cpp"
@@ -52,9 +53,9 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
         "MR": (1, 2, 4, 6, 8, 12, 14),
         "NV": (1, 2, 4),
         "KC": (128, 256),
-        "MC": (64, 128, 512),
-        "PANELS": (2, 4, 8),
-        "LEFT": (0, 1) if straight else (1,),
+        "MC": (64, 128, 256, 512, 1024),
+        "PANELS": (2, 4, 8, 16),
+        "LEFT": (0, 1, 2) if straight else (1, 2),
         "PACK": (1, 0) if direct else (1,),
         "DEGREE": (7, 6),
     }
@@ -64,12 +65,12 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
         registers = 32 if lanes == 16 else 16
         if point["algorithm"] == "skinny":
             rest = tuple(point[name] for name in ("KC", "MC", "PANELS", "LEFT", "PACK", "DEGREE"))
-            return (mr, *rest) == (1, 128, 64, 2, axes["LEFT"][-1], 1, 7)
+            return (mr, *rest) == (1, 128, 64, 2, 1, 1, 7)
         return mr * nv + nv < registers and (not isinstance(rows, int) or mr < 2 * rows)
 
     big = [(8, 2), (12, 2), (6, 4)] if lanes == 16 else [(6, 2), (4, 2)]
     near = int(axes["LEFT"][0])
-    good = [("tiles", mr, nv, 128, mc, panels, 1, 1) for mr, nv in big for mc, panels in ((128, 8), (512, 4))]
+    good = [("tiles", mr, nv, 128, mc, panels, 2, 1) for mr, nv in big for mc, panels in ((512, 8), (512, 4))]
     good += [("tiles", mr, nv, 128, 128, 4, near, 0) for mr, nv in big]
     good += [("tiles", mr, nv, 128, 64, 2, near, 1) for mr, nv in ((4, 2), (2, 4), (1, 4))]
     if skinny:
@@ -77,9 +78,8 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
     start: list[Point] = [dict(zip(axes, (*row, 7), strict=True)) for row in good if row[-1] in axes["PACK"]]
 
     def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
-        places = len((found.tail or found.body).stores)
-        outs = [builder.empty_output(place) for place in range(places)]
-        writer = _Writer(found, builder, args, outs, point)
+        outs = [builder.empty_output(place) for place in range(len(task.graph.outputs))]
+        writer = _Writer(found, builder, args, outs, point, lanes)
         return (writer.skinny() if point["algorithm"] == "skinny" else writer.tiles()), outs
 
     def moves(point: Point) -> tuple[str, ...]:
@@ -101,8 +101,16 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
     )
 
 
+def _room(floats: str) -> str:
+    """An aligned block of so many floats."""
+    return f"(float*)aligned_alloc(64, ({floats} + 15) / 16 * 64)"
+
+
 class _Writer:
-    def __init__(self, found: Matmul, builder: PlanBuilder, args: Args, outs: list[Tensor], point: Point) -> None:
+    def __init__(
+        self, found: Matmul, builder: PlanBuilder, args: Args, outs: list[Tensor], point: Point, lanes: int
+    ) -> None:
+        self.lanes = lanes
         self.found, self.builder, self.args, self.outs, self.point = found, builder, args, outs, point
         self.batch, self.m, self.n, self.k = (args.size(size) for size in found.sizes)
         self.names = ("i0", "i1", "c") if len(found.left.shape) == 3 else ("i1", "c")
@@ -110,22 +118,17 @@ class _Writer:
         self.b = f"{args.input(found.right.index)} + {args.address(found.second[:1], ('i0',))}"
         self.sa, self.sb = ([args.size(s) for s in side[1:]] for side in (found.first, found.second))
         self.work = args.size(simplify(numel(found.sizes)))
-        self.packs_left = bool(point["LEFT"])
 
     def value(self, tail: str) -> list[str]:
-        """The product's vector `acc` in the tile, with the bias, and the statements behind it."""
-        found = self.found
-        more = f"+ i1 * {self.sa[0]}, {self.sa[1]}, {self.b} + c * {self.sb[1]}, {self.sb[0]}, {self.sb[1]}"
-        lines = [
-            "const kv::vf whole = kv::finite(sum) ? sum :",
-            f"kv::again(sum, {self.a} {more}, {self.k}, {tail or 'kv::L'});",
-        ]
-        added = "whole"
+        """The product's vector `sum` with the bias as `acc`, and the statements behind it."""
+        found, added = self.found, "sum"
         if found.bias is not None:
             where = f"{self.args.input(found.bias.index)} + {self.args.address(found.bias_strides, ('i0', 'i1', 'c'))}"
-            added = f"whole + {load_text(self.args, where, found.bias_strides[2], tail)}"
-        lines.append(f"const kv::vf acc = {added};")
-        return lines + statements(self.args, found.body, self.names, len(self.names) - 1, tail)
+            added = f"sum + {load_text(self.args, where, found.bias_strides[2], tail)}"
+        return [
+            f"const kv::vf acc = {added};",
+            *statements(self.args, found.body, self.names, len(self.names) - 1, tail),
+        ]
 
     def finish(self, tail: str) -> list[str]:
         return [
@@ -136,123 +139,228 @@ class _Writer:
     # Tiles
 
     def tiles(self) -> str:
-        p = self.point
-        constants = [f"constexpr int MR = {p['MR']}, NV = {p['NV']}, NR = NV * kv::L;",
-                     f"constexpr int64_t KC = {p['KC']}, MC = {p['MC']}, NC = {p['PANELS']} * NR;"]  # fmt: skip
-        sizes = [f"const int64_t mblocks = ({self.m} + MC - 1) / MC, nblocks = ({self.n} + NC - 1) / NC;",
-                 f"const int64_t tall = std::min<int64_t>(MC, {self.m});"]  # fmt: skip
-        left_room = "(float*)aligned_alloc(64, tall * KC * 4)"
-        room = ["float* packed = (float*)aligned_alloc(64, KC * NC * 4 + 64);",
-                "float* tile = (float*)aligned_alloc(64, (tall * NC * 4 + 63) / 64 * 64);",
-                *([f"float* rows_of_a = {left_room};"] if self.packs_left else [])]  # fmt: skip
-        rest = ["free(packed); free(tile);", *(["free(rows_of_a);"] if self.packs_left else [])]
-        inner = self.logsumexp_items() if self.found.tail else self.plain_items()
-        head = inner[0]
+        p, tail = self.point, self.found.tail
+        chunks = str(CHUNKS) if tail else "cut" if p["LEFT"] == 1 else "blocks"
+        part = self.args.tensor(self.builder.empty((2, CHUNKS, self.found.sizes[1]), "float64")) if tail else ""
+        a_size, own = "strips * MR * deep * kblocks", "tall * MR * deep * kblocks"
         lines = [
-            *constants,
-            *sizes,
-            *head,
+            f"constexpr int MR = {p['MR']}, NV = {p['NV']}, NR = NV * kv::L;",
+            f"constexpr int64_t STRIPS = ({p['MC']} + MR - 1) / MR, PANELS = {p['PANELS']};",
+            *self.cuts(),
+            *([] if tail else self.share()),
+            f"const int64_t chunks = {chunks}, items = {self.batch} * mblocks * chunks;",
+            *([f"float* const lefts = {_room(f'{self.batch} * {a_size}')};"] if p["LEFT"] == 2 else []),
             f"#pragma omp parallel if ({self.work} > {SMALL})",
             "{",
-            *room,
-            *inner[1],
-            *rest,
+            f"float* const packed = {_room('deep * NR')};",
+            *([f"float* const lefts = {_room(own)};"] if p["LEFT"] == 1 else []),
+            f"float* const held = kblocks > 1 ? {_room('tall * MR * PANELS * NR')} : nullptr;",
+            *(["kv::Row* const state = (kv::Row*)aligned_alloc(64, tall * MR * sizeof(kv::Row));"] if tail else []),
+            *(self.pack_all() if p["LEFT"] == 2 else []),
+            "#pragma omp for schedule(dynamic)",
+            "for (int64_t item = 0; item < items; item++) {",
+            "const int64_t i0 = item / (mblocks * chunks), chunk = item / mblocks % chunks, s0 = item % mblocks * tall;",
+            "const int64_t high = std::min<int64_t>(tall, strips - s0); (void)i0;",
+            *(self.pack_own() if p["LEFT"] == 1 else []),
+            *(["for (int64_t m = 0; m < high * MR; m++) state[m].clear();"] if tail else []),
+            "const int64_t begin = chunk * panels / chunks, end = (chunk + 1) * panels / chunks;",
+            "for (int64_t p0 = begin; p0 < end; p0 += PANELS)",
+            *self.block(),
+            *(self.parts(part) if tail else []),
+            "}",
+            "free(packed); free(held);",
+            *(["free(lefts);"] if p["LEFT"] == 1 else []),
+            *(["free(state);"] if tail else []),
+            "}",
+            *(["free(lefts);"] if p["LEFT"] == 2 else []),
+        ]
+        return "\n".join([*lines, *(self.joined(part) if tail else [])])
+
+    def cuts(self) -> list[str]:
+        """Strips of MR rows in blocks of `tall`, panels of NR columns, K in blocks of `deep`: all cut evenly."""
+        return [
+            f"const int64_t strips = ({self.m} + MR - 1) / MR, panels = ({self.n} + NR - 1) / NR;",
+            "const int64_t tall = (strips + (strips + STRIPS - 1) / STRIPS - 1) / ((strips + STRIPS - 1) / STRIPS);",
+            "const int64_t mblocks = (strips + tall - 1) / tall;",
+            f"const int64_t pieces = ({self.k} + {self.point['KC']} - 1) / {self.point['KC']};",
+            f"const int64_t deep = (({self.k} + pieces - 1) / pieces + kv::L - 1) / kv::L * kv::L;",
+            f"const int64_t kblocks = ({self.k} + deep - 1) / deep;",
+        ]
+
+    def share(self) -> list[str]:
+        """Items for all threads: as many blocks of columns for each; where an item packs its rows, few."""
+        lines = ["const int64_t threads = omp_get_max_threads();"]
+        if self.point["LEFT"] == 1:
+            some = f"(8 * threads + {self.batch} * mblocks - 1) / ({self.batch} * mblocks)"
+            return [*lines, f"const int64_t cut = std::min<int64_t>(panels, {some});"]
+        even = "((panels + PANELS - 1) / PANELS + threads - 1) / threads * threads"
+        return [*lines, f"const int64_t blocks = std::min<int64_t>(panels, {even});"]
+
+    def pack_left(self, rows: str, to: str) -> str:
+        """One strip of A, one block of K."""
+        at = f"{self.a} + ({rows}) * MR * {self.sa[0]} + kb * deep * {self.sa[1]}"
+        return (
+            f"kv::pack_rows<MR>({at}, {self.sa[0]}, {self.sa[1]}, std::min<int64_t>(MR, {self.m} - ({rows}) * MR), "
+            f"std::min<int64_t>(deep, {self.k} - kb * deep), lefts + ({to}) * MR * deep);"
+        )
+
+    def pack_all(self) -> list[str]:
+        return [
+            "#pragma omp for schedule(static)",
+            f"for (int64_t t = 0; t < {self.batch} * kblocks * strips; t++) {{",
+            "const int64_t i0 = t / (kblocks * strips), kb = t / strips % kblocks; (void)i0;",
+            self.pack_left("t % strips", "t"),
             "}",
         ]
-        return "\n".join([*lines, *inner[2]])
+
+    def pack_own(self) -> list[str]:
+        return [
+            "for (int64_t kb = 0; kb < kblocks; kb++) for (int64_t s = 0; s < high; s++)",
+            self.pack_left("s0 + s", "kb * tall + s"),
+        ]
 
     def block(self) -> list[str]:
-        """Fill `tile` with rows m0 .. m0 + rows of columns n0 .. n0 + cols, K in blocks."""
-        left = "rows_of_a, KC" if self.packs_left else f"{self.a} + m0 * {self.sa[0]} + k0, {self.sa[0]}"
-        start, step = left.split(", ")
-        pack_left = [
-            f"kv::pack_rows({self.a} + m0 * {self.sa[0]}",
-            f"+ k0 * {self.sa[1]}, {self.sa[0]}, {self.sa[1]}, rows, depth, rows_of_a, KC);",
-        ]
-        b_at = f"{self.b} + k0 * {self.sb[0]} + (n0 + q) * {self.sb[1]}"
-        pack = f"kv::pack<NV>({b_at}, {self.sb[0]}, {self.sb[1]}, depth, cols - q, packed + q * KC); "
-        pack += "right = packed + q * KC; ldb = NR;"
-        direct = f"if (q + NR <= cols) {{ right = {b_at}; ldb = {self.sb[0]}; }} else {{ {pack} }}"
+        """Panels p0 .. p0 + PANELS of the strips s0 .. s0 + high: K in blocks; what follows a tile is done at once."""
+        found = self.found
+        b_at = f"{self.b} + k0 * {self.sb[0]} + n0 * {self.sb[1]}"
+        pack = f"kv::pack<NV>({b_at}, {self.sb[0]}, {self.sb[1]}, depth, cols, packed);"
+        place = {2: "((i0 * kblocks + kb) * strips + s0 + s)", 1: "(kb * tall + s)"}.get(int(self.point["LEFT"]), "")
+        left = f"lefts + {place} * MR * deep" if place else f"{self.a} + m0 * {self.sa[0]} + k0"
+        if self.point["PACK"]:
+            right, step = [pack, "const float* const right = packed;"], "NR"
+        else:
+            right, step = [
+                f"const float* right = {b_at}; int64_t ldb = {self.sb[0]};",
+                f"if (cols < NR) {{ {pack} right = packed; ldb = NR; }}",
+            ], "ldb"
+        fixed = "NR" if self.point["PACK"] else "0"
+        call = f"kv::tile<MR, NV, true, {fixed}>(" if place else f"kv::Rows<MR, NV, {fixed}>::run(rows, "
+        call += f"{left}, {self.sa[0]}, right, {step}, depth, kb ? mine : nullptr, "
+        a_now, b_now = f"{self.a} + m0 * {self.sa[0]}", f"{self.b} + n0 * {self.sb[1]}"
+        again = f"{a_now}, {self.sa[0]}, {self.sa[1]}, {b_now}, {self.sb[0]}, {self.sb[1]}, {self.k}"
         return [
-            f"for (int64_t k0 = 0; k0 < {self.k}; k0 += KC) {{",
-            f"const int64_t depth = std::min<int64_t>(KC, {self.k} - k0);",
-            *(pack_left if self.packs_left else []),
-            "for (int64_t q = 0; q < cols; q += NR) {",
-            "const float* right; int64_t ldb;",
-            pack if self.point["PACK"] else direct,
-            "for (int64_t m = 0; m < rows; m += MR)",
-            f"kv::Tile<MR, NV>::run((int)std::min<int64_t>(MR, rows - m), {start}",
-            f"+ m * {step}, {step}, right, ldb, depth, tile + m * NC + q, NC, k0 == 0);",
-            "} }",
+            "for (int64_t kb = 0; kb < kblocks; kb++) {",
+            f"const int64_t k0 = kb * deep, depth = std::min<int64_t>(deep, {self.k} - k0);",
+            "for (int64_t q = p0; q < std::min(end, p0 + PANELS); q++) {",
+            f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0);",
+            *right,
+            "for (int64_t s = 0; s < high; s++) {",
+            f"const int64_t m0 = (s0 + s) * MR; const int rows = (int)std::min<int64_t>(MR, {self.m} - m0);",
+            "float* const mine = held + ((q - p0) * tall + s) * MR * NR;",
+            f"if (kb + 1 < kblocks) {{ {call}mine); continue; }}",
+            "alignas(64) float hot[MR * NR];",
+            f"if (!{call}hot)) kv::again_tile<NV>(hot, rows, cols, {again});",
+            "for (int i = 0; i < rows; i++) { const int64_t i1 = m0 + i; (void)i1;",
+            *(self.add_row() if found.tail else self.finish_row()),
+            "} } } }",
         ]
 
-    def plain_items(self) -> tuple[list[str], list[str], list[str]]:
-        body = [
-            "#pragma omp for schedule(static)",
-            f"for (int64_t item = 0; item < {self.batch} * mblocks * nblocks; item++) {{",
-            "const int64_t i0 = item / (mblocks * nblocks); (void)i0;",
-            "const int64_t m0 = item / nblocks % mblocks * MC, n0 = item % nblocks * NC;",
-            f"const int64_t rows = std::min<int64_t>(MC, {self.m} - m0), cols = std::min<int64_t>(NC, {self.n} - n0);",
-            *self.block(),
-            "for (int64_t m = 0; m < rows; m++) {",
-            "const int64_t i1 = m0 + m; int64_t q = 0; (void)i1;",
-            "for (; q + kv::L <= cols; q += kv::L) { const int64_t c = n0 + q;",
-            "const kv::vf sum = kv::load(tile + m * NC + q);",
+    def ragged(self) -> bool:
+        """Whether the last panel has columns that do not exist."""
+        n, wide = self.found.sizes[2], int(self.point["NV"]) * self.lanes
+        return not isinstance(n, int) or n % wide != 0
+
+    def finish_row(self) -> list[str]:
+        whole = [
+            "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L;",
+            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
             *self.finish(""),
             "}",
-            "if (q < cols) { const int64_t c = n0 + q; const int n = (int)(cols - q);",
-            "const kv::vf sum = kv::load(tile + m * NC + q);",
+        ]
+        if not self.ragged():
+            return whole
+        return [
+            "if (cols == NR) {",
+            *whole,
+            "} else for (int j = 0; j * kv::L < cols; j++) { const int64_t c = n0 + j * kv::L;",
+            "const int n = (int)std::min<int64_t>(kv::L, cols - j * kv::L);",
+            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
             *self.finish("n"),
-            "} } }",
+            "}",
         ]
-        return [], body, []
 
-    def logsumexp_items(self) -> tuple[list[str], list[str], list[str]]:
-        """Part of a row: columns `chunk` of CHUNKS; (maximum, sum) per part, joined at the end."""
-        found, args = self.found, self.args
-        assert found.tail is not None
-        part = args.tensor(self.builder.empty((2, CHUNKS, found.sizes[1]), "float64"))
-        text = found.body.stores[0].text
-        at = f"{part} + chunk * {self.m} + m0"
-        body = [
-            "double* tops = (double*)aligned_alloc(64, (tall * 16 + 63) / 64 * 64); double* sums = tops + tall;",
-            "#pragma omp for schedule(dynamic)",
-            f"for (int64_t item = 0; item < mblocks * {CHUNKS}; item++) {{",
-            f"const int64_t i0 = 0, m0 = item / {CHUNKS} * MC, chunk = item % {CHUNKS}; (void)i0;",
-            f"const int64_t rows = std::min<int64_t>(MC, {self.m} - m0);",
-            "for (int64_t m = 0; m < rows; m++) { tops[m] = -__builtin_inf(); sums[m] = 0; }",
-            f"for (int64_t nb = chunk * nblocks / {CHUNKS}; nb < (chunk + 1) * nblocks / {CHUNKS}; nb++) {{",
-            f"const int64_t n0 = nb * NC, cols = std::min<int64_t>(NC, {self.n} - n0);",
-            *self.block(),
-            "for (int64_t m = 0; m < rows; m++) { const int64_t i1 = m0 + m; (void)i1;",
-            "kv::vf most = kv::splat(-__builtin_inff());",
-            "for (int64_t q = 0; q < cols; q += kv::L) { const int64_t c = n0 + q;",
-            "const int n = (int)std::min<int64_t>(kv::L, cols - q);",
-            "const kv::vf sum = kv::load(tile + m * NC + q); float* kept = tile + m * NC + q;",
+    def add_row(self) -> list[str]:
+        """The values of a row in this tile, to the row's sums."""
+        text = self.found.body.stores[0].text
+        whole = [
+            "#pragma GCC unroll 8",
+            "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L; (void)c;",
+            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
+            *self.value(""),
+            f"x[j] = {text}; }}",
+        ]
+        tail = [
+            "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L; (void)c;",
+            "const int n = (int)std::min<int64_t>(kv::L, std::max<int64_t>(0, cols - j * kv::L));",
+            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
             *self.value("n"),
-            f"const kv::vf x = kv::select(kv::first(n), {text}, kv::splat(-__builtin_inff()));",
-            "kv::store(kept, x); most = kv::max_nan(most, x); }",
-            "const double top = kv::hmax_nan(most); const kv::vf off = kv::splat((float)kv::safe(top));",
-            "kv::dv sum = {};",
-            "for (int64_t q = 0; q < cols; q += kv::L) sum += kv::wide(kv::exp(kv::load(tile + m * NC + q) - off));",
-            "kv::join(tops[m], sums[m], top, kv::hsum(sum)); }",
-            "}",
-            f"for (int64_t m = 0; m < rows; m++) {{ ({at})[m] = tops[m]; ({at})[{CHUNKS} * {self.m} + m] = sums[m]; }}",
-            "}",
-            "free(tops);",
+            f"x[j] = kv::select(kv::first(n), {text}, kv::splat(-__builtin_inff())); }}",
         ]
-        last = [
-            f"for (int64_t c = 0; c < {self.m}; c += kv::L) {{",
-            f"const int n = (int)std::min<int64_t>(kv::L, {self.m} - c); kv::vf acc = kv::vf(0.0f);",
-            "for (int j = 0; j < n; j++) { double top = -__builtin_inf(), sum = 0;",
-            f"for (int64_t h = 0; h < {CHUNKS}; h++) kv::join(top, sum, {part}[h * {self.m}",
-            f"+ c + j], {part}[({CHUNKS} + h) * {self.m} + c + j]);",
-            "acc.v[j] = (float)(std::log(sum) + kv::safe(top)); }",
-            *statements(args, found.tail, ("c",), 0, "n"),
-            *stores(args, found.tail, ("c",), 0, self.outs, "n"),
-            "}",
+        both = ["if (cols == NR) {", *whole, "} else {", *tail, "}"] if self.ragged() else whole
+        return ["kv::vf x[NV];", *both, "state[s * MR + i].add(x);"]
+
+    def parts(self, part: str) -> list[str]:
+        """Part of a row: columns of one chunk of CHUNKS; (maximum, sum) per part, joined at the end."""
+        at = f"{part} + chunk * {self.m} + s0 * MR"
+        return [
+            f"for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - s0 * MR); m++) {{",
+            f"({at})[m] = state[m].most(); ({at})[{CHUNKS} * {self.m} + m] = state[m].total(); }}",
         ]
-        return [], body, last
+
+    def joined(self, part: str) -> list[str]:
+        """The parts of each row joined, the picked column, the work per row, then what hangs on sums over all rows."""
+        args, tail = self.args, self.found.tail
+        assert tail is not None
+        finite = 'sum > 0 && sum < __builtin_inf() ? (float)sum : __builtin_nanf("")'
+        scratch = [args.tensor(self.builder.empty((self.found.sizes[1],), each.dtype)) for each in tail.sums]
+        lines = [
+            f"#pragma omp parallel for schedule(static) if ({self.work} > {SMALL})",
+            f"for (int64_t r = 0; r < {self.m}; r += kv::L) {{",
+            f"const int n = (int)std::min<int64_t>(kv::L, {self.m} - r); kv::vf top(0.0f), total(1.0f);",
+            "for (int j = 0; j < n; j++) { double most = -__builtin_inf(), sum = 0;",
+            f"for (int64_t h = 0; h < {CHUNKS}; h++) kv::join(most, sum, {part}[h * {self.m}",
+            f"+ r + j], {part}[({CHUNKS} + h) * {self.m} + r + j]);",
+            "top.v[j] = (float)kv::safe(most);",
+            f"total.v[j] = {'(float)sum' if tail.guarded else finite}; }}",
+            *(self.picked(tail.column) if tail.column is not None else []),
+            *statements(args, tail.rows, ("r",), 0, "n"),
+            *stores(args, tail.rows, ("r",), 0, self.outs, "n"),
+        ]
+        for each, name in zip(tail.sums, scratch, strict=True):
+            kind = "float" if each.dtype == "float32" else "int"
+            lines.append(f"kv::store_n({name} + r, kv::to_{kind}({each.text}), n);")
+        lines.append("}")
+        return [*lines, *(self.over_rows(scratch) if tail.sums else [])]
+
+    def picked(self, column: Body) -> list[str]:
+        """`picked`: the value whose rows are reduced, in a row's own column, from the operands."""
+        left = f"{self.a} + i1 * {self.sa[0]}, {self.sa[1]}"
+        return [
+            "kv::vi place;",
+            "{",
+            *statements(self.args, column, ("r",), 0, "n"),
+            f"place = {column.stores[0].text}; }}",
+            "kv::vf picked(0.0f);",
+            "for (int j = 0; j < n; j++) { const int64_t i0 = 0, i1 = r + j, c = place.v[j]; (void)i0;",
+            f"const kv::vf sum((float)kv::dot({left}, {self.b} + c * {self.sb[1]}, {self.sb[0]}, {self.k}));",
+            *self.value("1"),
+            f"const kv::vf here = {self.found.body.stores[0].text}; picked.v[j] = here.v[0]; }}",
+        ]
+
+    def over_rows(self, scratch: list[str]) -> list[str]:
+        """Sums over all rows in one thread and in double, so that they do not depend on the threads."""
+        args, tail = self.args, self.found.tail
+        assert tail is not None and tail.last is not None
+        lines = ["{"]
+        for place, (each, name) in enumerate(zip(tail.sums, scratch, strict=True)):
+            held, kind = ("double", "kv::vf((float)") if each.dtype == "float32" else ("int64_t", "kv::vi(")
+            over = f" / (double){self.m}" if each.mean else ""
+            lines += [
+                f"{held} s{place} = 0; for (int64_t r = 0; r < {self.m}; r++) s{place} += {name}[r];",
+                f"const auto f{place} = {kind}(s{place}{over}));",
+            ]
+        body = [*statements(args, tail.last, ("0",), 0, "1"), *stores(args, tail.last, ("0",), 0, self.outs, "1")]
+        return [*lines, *body, "}"]
 
     # Skinny
 
@@ -260,6 +368,7 @@ class _Writer:
         """L columns at a time; R rows of the weight against all rows of A at once."""
         rows, r = self.m, int(self.point["NV"])
         names = [f"from[{j}] = weight + std::min<int64_t>(c + g + {j}, {self.n} - 1) * {self.sb[1]};" for j in range(r)]
+        again = f"{self.a} + i1 * {self.sa[0]}, {self.sa[1]}, {self.b} + c * {self.sb[1]}, {self.sb[0]}, {self.sb[1]}"
         dtype = {"float32": "float", "bfloat16": "kv::bf16", "float16": "kv::fp16"}[self.found.right.dtype]
         return "\n".join([
             f"const int64_t strips = ({self.n} + kv::L - 1) / kv::L;",
@@ -270,7 +379,8 @@ class _Writer:
             f"for (int g = 0; g < kv::L; g += {r}) {{ const {dtype}* from[{r}]; {' '.join(names)}",
             f"kv::dots<{rows}, {r}>({self.a}, {self.sa[0]}, from, {self.k}, &out[0][g], kv::L); }}",
             f"const int n = (int)std::min<int64_t>(kv::L, {self.n} - c);",
-            f"for (int64_t i1 = 0; i1 < {rows}; i1++) {{ const kv::vf sum = kv::load(out[i1]);",
+            f"for (int64_t i1 = 0; i1 < {rows}; i1++) {{ kv::vf sum = kv::load(out[i1]);",
+            f"if (!kv::finite(sum)) sum = kv::again(sum, {again}, {self.k}, n);",
             "if (n == kv::L) {",
             *self.finish(""),
             "} else {",

@@ -1,6 +1,6 @@
 """Matmul parts: what the matmul families share.
 
-The anchor with its operands as seen through views, the logsumexp that may follow it, and texts that load tiles.
+The anchor with its operands as seen through views and what follows it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass, replace
 
 from torch_kevolve.sizes import Size, numel, simplify
-from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph
+from torch_kevolve.task import KernelTask, Ref, TaskGraph
 from torch_kevolve.templates.around import Body, Leaf, after, leaf, name_of
+from torch_kevolve.templates.matmul_rows import RowTail, row_tail
 
 ANCHORS = ("mm", "addmm", "bmm", "baddbmm")
 
@@ -19,7 +20,7 @@ ANCHORS = ("mm", "addmm", "bmm", "baddbmm")
 class Matmul:
     """`left` [B, M, K], `right` [B, K, N] and a bias, as leaves; `first`, `second`, `bias_strides` are strides over
     (B, M, K), (B, K, N), (B, M, N). Without a batch, B is 1 with stride 0. `body` ends at the outputs, or, with
-    `tail`, at the value whose row logsumexp the tail starts from."""
+    `tail`, at the value whose rows the tail reduces."""
 
     left: Leaf
     right: Leaf
@@ -30,7 +31,7 @@ class Matmul:
     sizes: tuple[Size, Size, Size, Size]
     dtype: str
     body: Body
-    tail: Body | None = None
+    tail: RowTail | None = None
 
 
 def find(task: KernelTask, language: str = "triton") -> Matmul | None:
@@ -55,70 +56,12 @@ def find(task: KernelTask, language: str = "triton") -> Matmul | None:
     domain = (batch, m, n) if len(left.shape) == 3 else (m, n)
     first, second = _three(left.strides), _three(right.strides)
     over = (0, 0, 0) if bias is None else _bias(bias, op.outs[0].shape)
-    ends = logsumexp(graph, index) if len(domain) == 2 else None
-    if ends is None:
-        body = after(graph, {(index, 0): "acc"}, domain, language)
-        return (
-            None if body is None else Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body)
-        )
-    head, end = ends
-    body = after(replace(graph, outputs=(head,)), {(index, 0): "acc"}, domain, language)
-    tail = after(graph, {(end.index, 0): "acc"}, (m,), language)
-    if body is None or tail is None:
+    tail = row_tail(graph, index, (m, n), language) if len(domain) == 2 else None
+    ends = graph if tail is None else replace(graph, outputs=(tail.x,))
+    body = after(ends, {(index, 0): "acc"}, domain, language)
+    if body is None:
         return None
     return Matmul(left, right, bias, first, second, over, (batch, m, n, k), left.dtype, body, tail)
-
-
-def logsumexp(graph: TaskGraph, anchor: int) -> tuple[Ref, Ref] | None:
-    """(value, result) of `max + log(sum(exp(value - max)))` over the last dimension, in the form of its
-    decomposition."""
-    for place, op in enumerate(graph.ops):
-        if name_of(op) != "log" or len(graph.inputs) + place <= anchor:
-            continue
-        total = _made(graph, op.args[0], "sum")
-        power = _made(graph, total.args[0], "exp") if total else None
-        less = _made(graph, power.args[0], "sub") if power else None
-        if total is None or less is None or not _last(graph, total):
-            continue
-        value, peak = less.args[0], _strip(graph, less.args[1])
-        chosen = _op(graph, peak)
-        if chosen is not None and name_of(chosen) == "where":
-            peak = chosen.args[2]
-        top = _made(graph, peak, "amax")
-        if top is None or top.args[0] != value or not _last(graph, top) or not isinstance(value, Ref):
-            continue
-        for other, last in enumerate(graph.ops):
-            if name_of(last) != "add" or dict(last.kwargs):
-                continue
-            pair = [_strip(graph, arg) for arg in last.args]
-            log = Ref(len(graph.inputs) + place)
-            if log in pair and _strip(graph, less.args[1]) in pair:
-                return value, Ref(len(graph.inputs) + other)
-    return None
-
-
-def _op(graph: TaskGraph, value: object) -> Op | None:
-    return graph.op(value) if isinstance(value, Ref) else None
-
-
-def _made(graph: TaskGraph, value: object, name: str) -> Op | None:
-    op = _op(graph, _strip(graph, value))
-    return op if op is not None and name_of(op) == name else None
-
-
-def _strip(graph: TaskGraph, value: object) -> object:
-    op = _op(graph, value)
-    while op is not None and name_of(op) in ("squeeze", "unsqueeze", "view", "expand", "reshape"):
-        value = op.args[0]
-        op = _op(graph, value)
-    return value
-
-
-def _last(graph: TaskGraph, op: Op) -> bool:
-    source = op.args[0]
-    rank = len(graph.spec(source).shape) if isinstance(source, Ref) else 0
-    dims = op.args[1] if len(op.args) > 1 else None
-    return isinstance(dims, tuple) and dims in ((-1,), (rank - 1,))
 
 
 def _leaf(graph: TaskGraph, ref: object) -> Leaf | None:

@@ -3,43 +3,72 @@
 TILES = r"""
 #include <algorithm>
 namespace kv {
-// MR rows times NV vectors of columns, K deep: MR * NV accumulators stay in registers.
-template <int MR, int NV>
-KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-              bool fresh) {
-  fv acc[MR][NV];
+// Whether a comparison holds in all lanes.
+KV bool all(iv m) {
+  bool fine = true;
+#if defined(__AVX__) && LANES == 8
+  fine = __builtin_ia32_movmskps256((fv)m) == 255;
+#else
+  for (int q = 0; q < L; q++) fine &= m[q] != 0;
+#endif
+  return fine;
+}
+KV bool finite(vf x) { return all((x.v - x.v) == 0); }
+// MR rows times NV vectors of columns, K deep: MR * NV accumulators stay in registers. LEFT: A is packed as K columns of
+// MR, and the next such strip, which follows in memory, is fetched on the way; else it is read in place.
+template <int MR, int NV, bool LEFT>
+KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, fv (&acc)[MR][NV]) {
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) acc[i][j] = fv{};
+  const float* next = a + MR * depth;
+#pragma GCC unroll 1
   for (int64_t k = 0; k < depth; k++) {
+    if (LEFT) __builtin_prefetch(next + k * MR);
     fv right[NV];
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; j++) right[j] = load(b + k * ldb + j * L).v;
+    for (int j = 0; j < NV; j++) right[j] = load(b + j * L).v;
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
-      const float left = a[i * lda + k];
+      const float left = LEFT ? a[i] : a[i * lda];
 #pragma GCC unroll 8
       for (int j = 0; j < NV; j++) acc[i][j] += left * right[j];
     }
+    a += LEFT ? MR : 1;
+    b += ldb;
   }
+}
+// out = held + product, as MR rows of NV vectors without gaps; `held` may be null or `out`. True where all are finite.
+template <int MR, int NV, bool LEFT, int LDB> __attribute__((noinline))
+bool tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held, float* out) {
+  fv acc[MR][NV];
+  micro<MR, NV, LEFT>(a, lda, b, LDB ? LDB : ldb, depth, acc);
+  if (held)
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < NV; j++) acc[i][j] += load(held + (i * NV + j) * L).v;
+  fv none = {};
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) {
-      float* at = c + i * ldc + j * L;
-      store(at, fresh ? vf(acc[i][j]) : vf(acc[i][j]) + load(at));
+      store(out + (i * NV + j) * L, vf(acc[i][j]));
+      none += acc[i][j] - acc[i][j];
     }
+  return all(none == 0);
 }
-template <int MR, int NV> struct Tile {
-  static void run(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c,
-                  int64_t ldc, bool fresh) {
-    if (rows == MR) micro<MR, NV>(a, lda, b, ldb, depth, c, ldc, fresh);
-    else Tile<MR - 1, NV>::run(rows, a, lda, b, ldb, depth, c, ldc, fresh);
+// The last rows of A read in place: fewer than MR.
+template <int MR, int NV, int LDB> struct Rows {
+  static bool run(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held,
+                  float* out) {
+    if (rows == MR) return tile<MR, NV, false, LDB>(a, lda, b, ldb, depth, held, out);
+    return Rows<MR - 1, NV, LDB>::run(rows, a, lda, b, ldb, depth, held, out);
   }
 };
-template <int NV> struct Tile<0, NV> {
-  static void run(int, const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool) {}
+template <int NV, int LDB> struct Rows<0, NV, LDB> {
+  static bool run(int, const float*, int64_t, const float*, int64_t, int64_t, const float*, float*) { return true; }
 };
 // `cols` columns of B, `depth` rows, as rows of NV vectors; columns that do not exist are 0.
 template <int NV, class T> void pack(const T* b, int64_t sk, int64_t sn, int64_t depth, int64_t cols, float* out) {
@@ -64,20 +93,25 @@ template <int NV, class T> void pack(const T* b, int64_t sk, int64_t sn, int64_t
     }
   }
 }
-// Rows of A that are not fp32 or not contiguous, as fp32 rows of `wide`.
-template <class T>
-void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, float* out, int64_t wide) {
-  for (int64_t m = 0; m < rows; m++) {
-    int64_t k = 0;
-    if (sk == 1) for (; k + L <= depth; k += L) store(out + m * wide + k, load(a + m * sm + k));
-    for (; k < depth; k++) out[m * wide + k] = load_one(a + m * sm + k * sk).v[0];
-  }
-}
-KV bool finite(vf x) {
-  const fv d = x.v - x.v;
-  bool fine = true;
-  for (int q = 0; q < L; q++) fine &= d[q] == 0;
-  return fine;
+// `rows` rows of A, `depth` columns, as columns of MR; rows that do not exist are 0.
+template <int MR, class T>
+void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, float* out) {
+  int64_t k = 0;
+  if (sk == 1)
+    for (; k + L <= depth; k += L) {
+#pragma GCC unroll 2
+      for (int g = 0; g < MR; g += L) {
+        constexpr int most = MR < L ? MR : L;
+        vf x[L];
+#pragma GCC unroll 16
+        for (int q = 0; q < L; q++) x[q] = q < most && g + q < rows ? load(a + (g + q) * sm + k) : vf(0.0f);
+        transpose(x);
+#pragma GCC unroll 16
+        for (int q = 0; q < L; q++) memcpy(out + (k + q) * MR + g, &x[q].v, sizeof(float) * (MR - g < L ? MR - g : L));
+      }
+    }
+  for (; k < depth; k++)
+    for (int i = 0; i < MR; i++) out[k * MR + i] = i < rows ? load_one(a + i * sm + k * sk).v[0] : 0.0f;
 }
 // L products once more in double, where fp32 left its range: an overflow on the way depends on the order of the sum.
 // A row with a NaN is left alone.
@@ -89,7 +123,71 @@ vf again(vf got, const A* a, int64_t step, const B* b, int64_t sk, int64_t sn, i
   const fv full = __builtin_convertvector(sum, fv);
   return vf((got.v - got.v) == 0 ? got.v : full);
 }
+// The same for what is not finite in a tile of `rows` and `cols`.
+template <int NV, class A, class B> __attribute__((noinline, cold))
+void again_tile(float* tile, int rows, int64_t cols, const A* a, int64_t sm, int64_t sk, const B* b, int64_t sbk,
+                int64_t sbn, int64_t depth) {
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j * L < cols; j++) {
+      float* at = tile + (i * NV + j) * L;
+      const int n = cols - j * L < L ? (int)(cols - j * L) : L;
+      if (!finite(load(at))) store(at, again(load(at), a + i * sm, sk, b + j * L * sbn, sbk, sbn, depth, n));
+    }
+}
+// One element of a product, in double.
+template <class A, class B> double dot(const A* a, int64_t sa, const B* b, int64_t sb, int64_t depth) {
+  dv sum = {};
+  int64_t k = 0;
+  if (sa == 1 && sb == 1)
+    for (; k + L <= depth; k += L) sum += wide(load(a + k)) * wide(load(b + k));
+  for (; k < depth; k += L) {
+    const int n = (int)(depth - k < L ? depth - k : L);
+    sum += wide(load_step(a + k * sa, sa, n)) * wide(load_step(b + k * sb, sb, n));
+  }
+  return hsum(sum);
+}
 KV double safe(double top) { return __builtin_isinf(top) ? 0.0 : top; }
+// A row's maximum per lane, and its sum of exp(x - off) for an `off` that no x has passed by more than 4: it is moved
+// seldom, and the sum is brought to the maximum at the end.
+struct Row {
+  dv sum;
+  fv top;
+  float off, limit;
+  KV void clear() { sum = dv{}; top = fv{} - __builtin_inff(); off = 0; limit = -__builtin_inff(); }
+  KV double most() const { return hmax(vf(top)); }
+  // The sum of exp(x - safe(maximum)).
+  double total() const {
+    const double whole = hsum(sum);
+    return whole == 0 || __builtin_isinf(most()) ? whole : whole * std::exp(off - most());
+  }
+  // `off` follows the largest of n vectors. Beside an infinity they are summed here: true, nothing is left to do.
+  __attribute__((noinline, cold)) bool move(const vf* x, int n) {
+    vf big = splat(-__builtin_inff());
+    for (int j = 0; j < n; j++) big = max(x[j], big);
+    const float most = hmax(big);
+    top = max(big, vf(top)).v;
+    if (__builtin_isinf(hmax(vf(top)))) {
+      for (int j = 0; j < n; j++) sum += wide(exp(x[j] - splat(off)));
+      return true;
+    }
+    if (!(most > limit)) return false;
+    if (limit > -__builtin_inff()) sum *= std::exp((double)off - most);
+    off = most;
+    limit = most + 4;
+    return false;
+  }
+  template <int N> KV void add(const vf (&x)[N]) {
+    vf big = x[0];
+#pragma GCC unroll 8
+    for (int j = 1; j < N; j++) big = max(x[j], big);
+    if (__builtin_expect(!all(big.v <= limit), 0) && move(x, N)) return;
+    top = max(big, vf(top)).v;
+    vf part = exp_low(x[0] - splat(off));
+#pragma GCC unroll 8
+    for (int j = 1; j < N; j++) part = part + exp_low(x[j] - splat(off));
+    sum += wide(part);
+  }
+};
 // Joins (top, sum of exp(x - safe(top))) of two parts of a row. Where the maximum is infinite it is not taken off.
 KV void join(double& top, double& sum, double other, double more) {
   const double most = (other > top || other != other) && top == top ? other : top;

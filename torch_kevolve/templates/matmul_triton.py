@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.plan import PlanBuilder, Tensor
-from torch_kevolve.sizes import Size, upper_bound
+from torch_kevolve.sizes import upper_bound
 from torch_kevolve.task import KernelTask
-from torch_kevolve.templates.around import Body
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.kernel_text import HELD, Params, address, epilogue, is_wide, kernel, triton_space
 from torch_kevolve.templates.matmul_parts import TILE, Matmul, find, in_bytes
-
-LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+from torch_kevolve.templates.matmul_rows_triton import combine, partial, row_parts
 
 
 class MatmulTriton:
@@ -89,7 +87,7 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     p = Params(builder)
     blocks = [int(point[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
     tiles_n = builder.cdiv(n, blocks[1])
-    outs = [builder.empty_output(i) for i in range(len((found.tail or found.body).stores))]
+    outs = [builder.empty_output(i) for i in range(len(builder.task.graph.outputs))]
     wide = ".to(tl.int64)" if is_wide(builder.task) else ""
     head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
     setup, step = tiles(p, found, str(point["load"]), wide)
@@ -105,8 +103,8 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     if found.tail is None:
         finish += epilogue(p, found.body, ("i0", "i1"), mask, outs)
     else:
-        parts = (builder.empty((tiles_n, m), "float32"), builder.empty((tiles_n, m), "float32"))
-        finish += _partial(p, found.body, parts, m, mask)
+        parts = row_parts(builder, tiles_n, m)
+        finish += partial(p, found.body, parts, m, mask)
     inside = [
         "pm, pn = tile_of(t, nm, nn, GROUP)",
         "row0 = pm * BLOCK_M",
@@ -127,7 +125,7 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
     builder.run("matmul", (programs,), p.args, **options)
     if found.tail is not None:
-        text += "\n\n" + _combine(builder, found.tail, parts, outs, m, tiles_n)
+        text += "\n\n" + combine(builder, found, parts, outs, tiles_n)
     return text, outs
 
 
@@ -186,59 +184,3 @@ def bias(p: Params, found: Matmul, mask: str) -> list[str]:
         return [f"acc += tl.load({pointer} + {where}){HELD.get(found.bias.dtype, '')}"]
     limits = [f"(i{d} < {p.size(found.sizes[d + 1])})" for d in (0, 1) if found.bias_strides[d + 1] != 0]
     return [f"acc += tl.load({pointer} + {where}, mask={' & '.join(limits)}, other=0){HELD.get(found.bias.dtype, '')}"]
-
-
-def _partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size, mask: str) -> list[str]:
-    last = body.stores[0].text
-    shadow = Body(body.loads, body.statements, ())
-    peak, total = (p.tensor(t) for t in parts)
-    return [
-        *epilogue(p, shadow, ("i0", "i1"), mask, []),
-        f'z = tl.where(mask, {last}, float("-inf"))' if mask else f"z = {last}",
-        # Scaled behind the maximum, or a second tile of registers is alive.
-        f"peak = tl.max(z, 1) * {LOG2E}",
-        # An infinite maximum stays out of the exponent, as in eager's logsumexp: inf - inf would be NaN.
-        'shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)',
-        f"total = tl.sum(tl.exp2(z * {LOG2E} - shift[:, None]), 1)",
-        # tl.max drops NaN; the sum keeps it.
-        "rows = row0 + tl.arange(0, BLOCK_M)",
-        f"place = pn.to(tl.int64) * {p.size(m)} + rows",
-        f"tl.store({peak} + place, shift, mask=rows < {p.size(m)})",
-        f"tl.store({total} + place, total, mask=rows < {p.size(m)})",
-    ]
-
-
-def _combine(
-    builder: PlanBuilder, tail: Body, parts: tuple[Tensor, ...], outs: list[Tensor], m: Size, tiles_n: Size
-) -> str:
-    p = Params(builder)
-    peak, total = (p.tensor(t) for t in parts)
-    size, count = p.size(m), p.size(tiles_n)
-    inner = [
-        "at = t + tl.arange(0, TILES)[:, None]",
-        f"live = (at < {count}) & (i0[None, :] < {size})",
-        f"peaks = tl.load({peak} + at.to(tl.int64) * {size} + i0[None, :], mask=live, other=0)",
-        f"totals = tl.load({total} + at.to(tl.int64) * {size} + i0[None, :], mask=live, other=0)",
-        # A part without terms has total 0 and shift 0: it must not lift the maximum.
-        'high = tl.maximum(top, tl.max(tl.where(totals == 0.0, float("-inf"), peaks), 0))',
-        'safe = tl.where(high == float("-inf"), 0.0, high)',
-        "weight = tl.where(totals == 0.0, 0.0, tl.exp2(peaks - safe[None, :]))",
-        # An infinite total stays so however small its weight.
-        'weight = tl.where(totals == float("inf"), 1.0, weight)',
-        'before = tl.where((sums == 0.0) | (sums == float("inf")), 1.0, tl.exp2(top - safe))',
-        "sums = sums * before + tl.sum(totals * weight, 0)",
-        "top = high",
-    ]
-    lines = [
-        "i0 = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
-        'top = tl.full([ROWS], float("-inf"), tl.float32)',
-        "sums = tl.zeros([ROWS], tl.float32)",
-        f"for t in range(0, {count}, TILES):",
-        *(f"    {line}" for line in inner),
-        'safe = tl.where(top == float("-inf"), 0.0, top)',
-        f"acc = (safe + tl.log2(sums)) * {LN2}",
-        f"mask = i0 < {size}",
-        *epilogue(p, tail, ("i0",), "mask", outs),
-    ]
-    builder.run("combine", (builder.cdiv(m, 32),), p.args, ROWS=32, TILES=64, num_warps=4)
-    return kernel("combine", p, ("ROWS", "TILES"), lines)

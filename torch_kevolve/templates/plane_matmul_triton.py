@@ -16,6 +16,7 @@ from torch_kevolve.templates.around import Leaf, dense
 from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.kernel_text import Params, epilogue, is_wide, kernel, triton_space
 from torch_kevolve.templates.matmul_parts import TILE, Matmul, find, in_bytes
+from torch_kevolve.templates.matmul_rows_triton import combine, partial, row_parts
 from torch_kevolve.templates.matmul_triton import bias, bounds, tiles, whole
 
 PLANES = 3
@@ -40,7 +41,7 @@ def split(x_ptr, high_ptr, middle_ptr, low_ptr, flag_ptr, n, BLOCK: tl.constexpr
 
 
 class PlaneMatmulTriton:
-    """`mm` and `addmm` of dense fp32 matrices where TF32 is not allowed, with a pointwise epilogue."""
+    """`mm` and `addmm` of dense fp32 matrices where TF32 is not allowed, with a pointwise or row-wise epilogue."""
 
     name = "plane_matmul_triton"
     language = "triton"
@@ -49,7 +50,7 @@ class PlaneMatmulTriton:
         if device.type != "cuda" or not device.arch.startswith("cuda:9"):
             return None
         found = find(task)
-        if found is None or found.sizes[0] != 1 or found.tail is not None or found.dtype != "float32":
+        if found is None or found.sizes[0] != 1 or found.dtype != "float32":
             return None
         if found.right.dtype != "float32" or not (_whole(task, found.left) and _whole(task, found.right)):
             return None
@@ -92,7 +93,8 @@ def _space(family: str, task: KernelTask, found: Matmul, device: DeviceFacts) ->
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
         return _render(builder, found, point, max(1, device.units))
 
-    moves = ("emulated-fp32", "promoted-accumulation", "persistent", "tma")
+    tail = ("reduction-in-epilogue",) if found.tail is not None else ()
+    moves = ("emulated-fp32", "promoted-accumulation", "persistent", "tma", *tail)
     return triton_space(family, task, axes, start, make, valid, lambda point: moves)
 
 
@@ -129,7 +131,9 @@ def _descriptors(p: Params, name: str, parts: list[Tensor], strides: tuple[Size,
 
 def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) -> tuple[str, list[Tensor]]:
     _, m, n, k = found.sizes
-    outs = [builder.empty_output(i) for i in range(len(found.body.stores))]
+    outs = [builder.empty_output(i) for i in range(len(builder.task.graph.outputs))]
+    tiles_n = builder.cdiv(n, int(point["BLOCK_N"]))
+    parts = row_parts(builder, tiles_n, m) if found.tail is not None else ()
     left, flag_a = _planes(builder, found.left)
     right, flag_b = _planes(builder, found.right) if found.right.index != found.left.index else (left, flag_a)
     p = Params(builder)
@@ -142,7 +146,7 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     ]  # fmt: skip
     meta = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")
     tile = (int(point["BLOCK_M"]), int(point["BLOCK_N"]))
-    lines = _walk(p, found, builder, outs, [*set_a, *set_b], step, programs, tile)
+    lines = _walk(p, found, builder, (outs, parts), [*set_a, *set_b], step, programs, tile)
     guarded = [f"if {flags} == 0:", *(f"    {line}" for line in lines)]
     text = TILE + "\n" + _SPLIT + "\n\n" + kernel("plane_matmul", p, meta, guarded)
     options = {name: point[name] for name in (*meta, "num_warps", "num_stages")}
@@ -152,10 +156,13 @@ def _render(builder: PlanBuilder, found: Matmul, point: Point, programs: int) ->
     flags = f"(tl.load({q.tensor(flag_a)}) + tl.load({q.tensor(flag_b)}))"
     setup, step = tiles(q, found, "pointer", ".to(tl.int64)" if is_wide(builder.task) else "")
     step[-1] = 'acc = tl.dot(a, b, acc, input_precision="ieee")'
-    lines = _walk(q, found, builder, outs, setup, step, programs, (64, 64))
+    # As wide as the other kernel's tiles: the parts of a row are theirs too.
+    lines = _walk(q, found, builder, (outs, parts), setup, step, programs, (64, tile[1]))
     text += "\n\n" + kernel("exact_matmul", q, meta, [f"if {flags} > 0:", *(f"    {x}" for x in lines)])
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "GROUP": 8, "num_warps": 4, "num_stages": 2}
+    blocks = {"BLOCK_M": 64, "BLOCK_N": tile[1], "BLOCK_K": 16, "GROUP": 8, "num_warps": tile[1] // 16, "num_stages": 2}
     builder.run("exact_matmul", (programs,), q.args, **blocks)
+    if found.tail is not None:
+        text += "\n\n" + combine(builder, found, parts, outs, tiles_n)
     return text, outs
 
 
@@ -163,7 +170,7 @@ def _walk(
     p: Params,
     found: Matmul,
     builder: PlanBuilder,
-    outs: list[Tensor],
+    results: tuple[list[Tensor], tuple[Tensor, ...]],
     setup: list[str],
     step: list[str],
     programs: int,
@@ -172,6 +179,11 @@ def _walk(
     _, m, n, k = found.sizes
     mask = "" if whole(found, *blocks) else "mask"
     wide = ".to(tl.int64)" if is_wide(builder.task) else ""
+    outs, parts = results
+    if found.tail is None:
+        finish = epilogue(p, found.body, ("i0", "i1"), mask, outs)
+    else:
+        finish = partial(p, found.body, parts, m, mask)
     inside = [
         "pm, pn = tile_of(t, nm, nn, GROUP)",
         "row0 = pm * BLOCK_M",
@@ -183,7 +195,7 @@ def _walk(
         f"i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]{wide}",
         *bounds(p, found, mask),
         *bias(p, found, mask),
-        *epilogue(p, found.body, ("i0", "i1"), mask, outs),
+        *finish,
     ]
     head = [f"nm = tl.cdiv({p.size(m)}, BLOCK_M)", f"nn = tl.cdiv({p.size(n)}, BLOCK_N)"]
     return [*head, *setup, f"for t in range(tl.program_id(0), nm * nn, {programs}):", *(f"    {x}" for x in inside)]
