@@ -15,9 +15,10 @@ import torch_kevolve
 from forced import forced
 from torch_kevolve import one_graph
 from torch_kevolve.backend import explain, metrics, report_regions, reset_metrics
+from torch_kevolve.errors import EvaluationError
 from torch_kevolve.lowering import passage as passages
 from torch_kevolve.lowering import replace as replacing
-from torch_kevolve.record import GraphRecord
+from torch_kevolve.record import GraphRecord, RegionVerdict
 from torch_kevolve.session import Session
 from torch_kevolve.settings import Settings
 
@@ -365,3 +366,61 @@ def test_a_finished_record_is_reopened_by_a_harder_effort(passes):
         assert len(judge.opened) == 1 and len(passes) == 2, "decided at this effort"
         run(softmax, X, effort="full")
         assert len(judge.opened) == 2 and passes[-1] is None
+
+
+def two(x):
+    return torch.softmax(x, -1).cumsum(0)
+
+
+def test_what_the_budget_did_not_reach_waits_for_a_larger_one_or_a_harder_effort(passes):
+    with forced() as judge:
+        run(two, X, effort="quick", budget_s=0)
+        assert metrics()["left"] == {"budget": 2} and not judge.opened
+        run(two, X, effort="quick", budget_s=0)
+        run(two, X, effort="quick", budget_s=0)
+        run(two, X, effort="none")
+        assert len(passes) == 2 and passes[1] is not None, "decided for this budget"
+        run(two, X, effort="quick", budget_s=30)
+        assert len(passes) == 3 and passes[-1] is None and len(judge.opened) == 2
+    assert report_regions()[-1].status == "replaced"
+
+
+def test_a_smaller_budget_reopens_nothing_and_a_harder_effort_does():
+    left = RegionVerdict("t", "left", "budget", "inference", undecided=True, effort="quick", budget_s=60.0)
+    assert not left.open_to("quick", 60.0) and not left.open_to("quick", 10.0) and not left.open_to("none", 1e9)
+    assert left.open_to("quick", 61.0) and left.open_to("full", 10.0)
+    assert dataclasses.replace(left, reason="interrupted").open_to("quick", 60.0)
+
+
+def test_under_a_frozen_name_nothing_is_searched_even_where_inductor_compiles_anew(passes, monkeypatch, tmp_path):
+    with forced() as judge:
+        run(two, X, effort="quick", budget_s=0)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cold"))
+        run(two, X, effort="quick", budget_s=0)
+        run(two, X)
+    assert not judge.opened and passes[1] is not None
+    (record,) = _records()
+    assert {(r.reason, r.effort) for r in record.regions} == {("budget", "quick")}, "effort none closes nothing anew"
+
+
+def test_a_graph_whose_evaluation_breaks_is_compiled_anew_twice(passes):
+    with forced() as judge:
+
+        def broken(job, settings):
+            judge.opened.append(job.task)
+            raise EvaluationError(detail="no worker")
+
+        judge.open = broken
+        for ran in (1, 2, 3, 3, 3):
+            run(softmax, X, effort="quick", on_error="fallback")
+            assert len(passes) == ran and len(judge.opened) == min(ran, 2)
+        assert metrics()["left"] == {"evaluation": 5} and passes[:2] == [None, None] and passes[2] is not None
+
+
+def test_a_kernel_that_went_is_searched_for_again(passes):
+    with forced() as judge:
+        run(softmax, X, effort="quick")
+        (kernel,) = session().store.ls()
+        session().store.remove(kernel.task.key, kernel.fingerprint, "a test")
+        run(softmax, X, effort="quick")
+    assert passes == [None, None] and len(judge.opened) == 2 and report_regions()[-1].status == "replaced"

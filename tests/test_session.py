@@ -236,6 +236,31 @@ def test_a_broken_judge_falls_back_or_raises(session, judge):
         choice(session(on_error="raise"), want())
 
 
+def test_a_judge_that_breaks_is_tried_twice_then_left_until_the_software_changes(session, judge, monkeypatch):
+    judge.broken = EvaluationError(detail="no worker")
+    for opened in (1, 2, 2, 2):
+        found = choice(session(), want())
+        assert found.reason == "evaluation" and "no worker" in found.detail and len(judge.opened) == opened
+    task = want().task.key
+    assert session().given_up(task, "cpu") and not session().given_up(want("tanh").task.key, "cpu")
+
+    class Other(type(current("cpu"))):
+        def soft(self):
+            return {**super().soft(), "torch": "9.9"}
+
+    monkeypatch.setattr(session_module, "current", lambda device: Other())
+    assert not session().given_up(task, "cpu")
+    judge.broken = None
+    assert choice(session(), want()).reason == "won"
+
+
+def test_a_kernel_that_cannot_be_proven_here_is_tried_twice(session, store, judge):
+    store.put(stored(samples.task(), torch="1.0"))
+    judge.broken = EvaluationError(detail="no worker")
+    for opened in (1, 2, 2):
+        assert choice(session(), want()).reason == "not-verified-here" and len(judge.opened) == opened
+
+
 def _hold(folder, name, held, done):
     with only_here(folder, name) as mine:
         assert mine

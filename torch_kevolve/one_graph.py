@@ -21,7 +21,7 @@ from torch_kevolve.lowering.graph_key import graph_key
 from torch_kevolve.lowering.hooks import Choice, Hooks, Wanted
 from torch_kevolve.purse import Purse
 from torch_kevolve.record import GraphRecord, RegionVerdict
-from torch_kevolve.session import Session
+from torch_kevolve.session import BROKEN, Session
 from torch_kevolve.settings import VERSION, Settings
 from torch_kevolve.sizes import Json
 from torch_kevolve.tally import TALLY
@@ -44,6 +44,7 @@ class OneGraph:
     phases: dict[str, tuple[RegionVerdict, ...]] = field(default_factory=dict)
     gates: dict[str, Json] = field(default_factory=dict)
     counted: set[str] = field(default_factory=set)
+    recorded: dict[str, RegionVerdict] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self) -> Callable[..., Any]:
@@ -93,6 +94,8 @@ class OneGraph:
             self.gates.update(record.gate)
             for verdict in record.regions:
                 self.phases[verdict.phase] = (*self.phases.get(verdict.phase, ()), verdict)
+                if verdict.task is not None:
+                    self.recorded[verdict.task] = verdict
             known = {phase: str(gate["kept"]) for phase, gate in record.gate.items() if "kept" in gate}
         return Hooks(
             claims=lambda task, binding: session.claims(task, binding, device),
@@ -109,15 +112,18 @@ class OneGraph:
         )
 
     def _uuid(self, session: Session, device: str, record: GraphRecord) -> str | None:
-        """None while this effort may still change a verdict, or a kernel came since; else what the pass puts in."""
-        if record.open_to(self.settings.effort):
-            return None
+        """None while this effort may change a verdict, or where a kernel came or went; else what the pass puts in."""
+        budget = self.settings.budget.seconds
+        for verdict in record.open_to(self.settings.effort, budget):
+            if verdict.reason not in BROKEN or not session.given_up(str(verdict.task), device):
+                return None
         fingerprint = current(device).fingerprint()
         found = {task: session.store.get(task, fingerprint) for task in record.tasks}
         kernels = {task: None if kernel is None else kernel.key for task, kernel in found.items()}
         # A region whose kernel did not make the graph faster holds that kernel's key and is not raced again for it.
         known = {r.task: r.kernel for r in record.regions if r.task is not None}
-        if any(now is not None and now != known.get(task) for task, now in kernels.items()):
+        gone = any(r.status == "replaced" and kernels[str(r.task)] is None for r in record.regions)
+        if gone or any(now is not None and now != known.get(task) for task, now in kernels.items()):
             return None
         verdicts = sorted(f"{r.phase} {r.task} {r.status} {r.kernel}" for r in record.regions)
         gates = {phase: gate.get("kept") for phase, gate in record.gate.items()}
@@ -128,7 +134,10 @@ class OneGraph:
 
     def _choose(self, session: Session, wanted: Sequence[Wanted]) -> Mapping[str, Choice]:
         try:
-            return session.choose(wanted, self.purse)
+            # The frozen name says what is in the graph: nothing is searched for under it.
+            known = [each for each in wanted if each.task.key in self.recorded]
+            settled = session.settled(known, self.recorded, self.purse)
+            return {**session.choose([e for e in wanted if e.task.key not in settled], self.purse), **settled}
         except Exception as error:
             self._fault("session", error)
             return {each.task.key: Choice(reason="session", undecided=True, detail=str(error)[:300]) for each in wanted}
@@ -136,7 +145,7 @@ class OneGraph:
     def _note(
         self, session: Session, device: str, key: str | None, phase: str, verdicts: Sequence[RegionVerdict]
     ) -> None:
-        stamped = tuple(replace(v, effort=self.settings.effort) if v.status == "left" else v for v in verdicts)
+        stamped = tuple(self._stamped(verdict) for verdict in verdicts)
         with self.lock:
             new = phase not in self.counted
             self.counted.add(phase)
@@ -147,6 +156,15 @@ class OneGraph:
             TALLY.note(stamped)
         if key is not None:
             session.store.put_record(GraphRecord(key, current(device).fingerprint().key, regions, gates))
+
+    def _stamped(self, verdict: RegionVerdict) -> RegionVerdict:
+        """A region that was left says how hard it was searched for; what a closed record said of it stands."""
+        if verdict.status != "left":
+            return verdict
+        old = self.recorded.get(verdict.task or "")
+        if old is not None and old.reason == verdict.reason:
+            return replace(verdict, effort=old.effort, budget_s=old.budget_s)
+        return replace(verdict, effort=self.settings.effort, budget_s=self.settings.budget.seconds)
 
     def _gate(self, phase: str, verdict: Mapping[str, Json]) -> None:
         with self.lock:

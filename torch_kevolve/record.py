@@ -18,7 +18,8 @@ class RegionVerdict:
     """One region of one graph. `status` is `replaced` or `left`; `reason` a short slug; `task` None if not captured.
 
     `phase`: inference, forward or backward. `anchor`: the operator it grew from. `share`: of the predicted time.
-    `undecided`: a later search might still change the verdict. `effort`: how hard this one was searched for.
+    `undecided`: a later search might still change the verdict. `effort`, `budget_s`: how hard the call that left this
+    one was asked to search, and for how many seconds in all.
     """
 
     task: str | None
@@ -32,12 +33,19 @@ class RegionVerdict:
     undecided: bool = False
     detail: str = ""
     effort: str = ""
+    budget_s: float = 0.0
 
-    def open_to(self, effort: str) -> bool:
-        """Whether a search at this effort may still change the verdict."""
+    def open_to(self, effort: str, budget_s: float = 0.0) -> bool:
+        """Whether a search at this effort and of so many seconds may still change the verdict.
+
+        What the budget did not reach waits for more seconds or a harder effort: the same again would end the same way.
+        """
         if self.task is None or self.status != "left" or effort not in RANK or effort == "none":
             return False
-        return self.undecided or (self.reason in LOST and RANK.get(self.effort, 0) < RANK[effort])
+        harder = RANK.get(self.effort, 0) < RANK[effort]
+        if self.reason == "budget":
+            return self.undecided and (harder or self.budget_s < budget_s)
+        return self.undecided or (self.reason in LOST and harder)
 
     def to_json(self) -> Json:
         return dict(self.__dict__)
@@ -60,9 +68,9 @@ class GraphRecord:
     def tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.task for r in self.regions if r.task is not None))
 
-    def open_to(self, effort: str) -> bool:
-        """Whether a search at this effort may still change any region's verdict."""
-        return any(r.open_to(effort) for r in self.regions)
+    def open_to(self, effort: str, budget_s: float = 0.0) -> tuple[RegionVerdict, ...]:
+        """The regions whose verdict a search at this effort and of so many seconds may still change."""
+        return tuple(r for r in self.regions if r.open_to(effort, budget_s))
 
     def to_json(self) -> Json:
         return {

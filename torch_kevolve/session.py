@@ -20,14 +20,19 @@ from torch_kevolve.kernel import Kernel
 from torch_kevolve.lowering.hooks import Choice, Wanted
 from torch_kevolve.only_here import only_here
 from torch_kevolve.purse import Purse
-from torch_kevolve.settings import Settings
+from torch_kevolve.record import GraphRecord, RegionVerdict
+from torch_kevolve.settings import VERSION, Settings
 from torch_kevolve.store import open_store
 from torch_kevolve.store.base import Store
 from torch_kevolve.tally import TALLY
-from torch_kevolve.task import KernelTask
+from torch_kevolve.task import KernelTask, digest
 
 SOFT = ("torch", "triton", "compiler", "toolkit", "driver")
 """Parts of the soft fingerprint whose change asks for a new verification."""
+BROKEN = ("evaluation", "not-verified-here")
+"""Reasons of a task whose evaluation broke. No fault of any kernel: it is tried again, but not for ever."""
+TRIES = 2
+"""Broken evaluations of a task after which it is left alone, until kevolve or the software around it changes."""
 
 
 @dataclass
@@ -83,20 +88,53 @@ class Session:
             out[each.task.key] = self._search_or_wish(each, [each.share, *(w.share for w in todo)], purse)
         return out
 
+    def settled(
+        self, wanted: Sequence[Wanted], recorded: Mapping[str, RegionVerdict], purse: Purse
+    ) -> dict[str, Choice]:
+        """A choice per task key as a closed record says: the kernels of the store, and no search for what was left."""
+        out: dict[str, Choice] = {}
+        for each in wanted:
+            verdict = recorded[each.task.key]
+            left = Choice(reason=verdict.reason, undecided=verdict.undecided, detail=verdict.detail)
+            out[each.task.key] = self._known(each, purse) or left
+        return out
+
+    def given_up(self, task: str, device: str) -> bool:
+        """Whether the evaluation of a task broke so often, with this software, that it is not tried again."""
+        return len(self._broken(task, device)) >= TRIES
+
+    def _broken(self, task: str, device: str) -> tuple[RegionVerdict, ...]:
+        record = self.store.get_record(_broken_key(task, device))
+        return () if record is None else record.regions
+
+    def _count_broken(self, each: Wanted, choice: Choice) -> None:
+        """Remember a broken evaluation, as the record of a graph that is this task alone, once per try."""
+        if choice.kernel is not None or choice.reason not in BROKEN:
+            return
+        verdict = RegionVerdict(each.task.key, "left", choice.reason, each.phase, each.anchor, detail=choice.detail)
+        tried = (*self._broken(each.task.key, each.device), verdict)
+        fingerprint = current(each.device).fingerprint().key
+        self.store.put_record(GraphRecord(_broken_key(each.task.key, each.device), fingerprint, tried))
+
     def _known(self, each: Wanted, purse: Purse) -> Choice | None:
         kernel = self._stored(each)
         changed = [] if kernel is None else _changed(kernel, current(each.device).soft())
         choice = None
         if kernel is not None and not changed:
             choice = Choice(kernel, "hit", kernel.evidence.ratio)
-        elif kernel is not None and self._may_search() and not purse.closed:
+        elif kernel is not None and self._may_search() and not purse.closed and not self._left_alone(each):
             # Another torch, triton, compiler or driver: the kernel is proven here once, or searched for anew.
             with purse.turn:
                 choice = self.hunt.verified_again(each, kernel, purse)
+            if choice is not None:
+                self._count_broken(each, choice)
         elif kernel is not None:
             choice = Choice(reason="not-verified-here", undecided=True, detail=f"changed: {', '.join(changed)}")
         TALLY.add("hits" if choice is not None and choice.kernel is not None else "misses")
         return choice
+
+    def _left_alone(self, each: Wanted) -> bool:
+        return self.given_up(each.task.key, each.device)
 
     def _stored(self, each: Wanted) -> Kernel | None:
         return self.store.get(each.task.key, current(each.device).fingerprint())
@@ -113,6 +151,9 @@ class Session:
             known = self._found_meanwhile(each)
             if known is not None:
                 return known
+            if self._left_alone(each):
+                broken = self._broken(each.task.key, each.device)
+                return Choice(reason="evaluation", undecided=True, detail=broken[-1].detail)
             seconds = purse.allowance(shares, each.phase)
             if seconds <= 0:
                 return self._wish(each, "interrupted" if purse.closed else "budget")
@@ -122,7 +163,9 @@ class Session:
                 if not mine:
                     return self._wish(each, "searching-elsewhere")
                 with purse.spending():
-                    return self.hunt.search(each, seconds, purse)
+                    choice: Choice = self.hunt.search(each, seconds, purse)
+                self._count_broken(each, choice)
+                return choice
 
     def _found_meanwhile(self, each: Wanted) -> Choice | None:
         kernel = self._stored(each)
@@ -139,6 +182,11 @@ def _changed(kernel: Kernel, now: Mapping[str, object]) -> list[str]:
     """The parts of the software whose change since the proof asks for another."""
     then = kernel.evidence.device.get("soft", {}) if kernel.evidence.device else {}
     return [name for name in SOFT if name in then and then[name] != now.get(name, "")]
+
+
+def _broken_key(task: str, device: str) -> str:
+    here = current(device)
+    return digest({"broken": task, "kevolve": VERSION, "device": here.fingerprint().key, "soft": here.soft()})
 
 
 def _hunt(settings: Settings, store: Store) -> Any:
