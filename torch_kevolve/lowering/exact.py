@@ -52,6 +52,29 @@ def _compare(one: TaskGraph, other: TaskGraph) -> bool | None:
     return telling
 
 
+def runs(graph: TaskGraph, task: KernelTask, device: torch.device) -> bool:
+    """The graph runs with its own types on a device, at a small size, and gives the types that it says.
+
+    In fp64 all floats are alike: a library call may refuse the mixture of types that a region has.
+    """
+    small = {s.name: max(s.lo, min(s.upper, 3 + 2 * place)) for place, s in enumerate(task.symbols)}
+    at = KernelTask(graph, task.symbols).at(small).graph
+    for change in _shrinks(at):
+        trial = _resize(at, change)
+        if max((spec.numel for spec in trial.inputs), default=0) > 4 * SMALL:  # type: ignore[type-var, operator]
+            continue
+        drawn = _offsets(trial, _inputs(trial, positive=True))
+        pairs = zip(drawn, trial.inputs, strict=True)
+        inputs = [x.to(device, getattr(torch, spec.dtype)) for x, spec in pairs]
+        try:
+            made = run(trial, inputs, exact=False)
+        except (RuntimeError, PlanError, IndexError, TypeError, ValueError, NotImplementedError):
+            continue
+        wanted = [getattr(torch, spec.dtype) for spec in trial.output_specs]
+        return [y.dtype for y in made] == wanted
+    return False
+
+
 def _inputs(graph: TaskGraph, positive: bool) -> list[Tensor]:
     dice = torch.Generator().manual_seed(7)
     drawn = [_draw(spec, dice) for spec in graph.inputs]
@@ -65,27 +88,37 @@ def _attempt(graph: TaskGraph, inputs: Sequence[Tensor]) -> list[Tensor] | None:
         return None
 
 
-def run(graph: TaskGraph, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Every operator in turn, all floats in fp64, casts between floats left out."""
-    values: list[tuple[Any, ...]] = [(x.double() if x.is_floating_point() else x,) for x in inputs]
+def run(graph: TaskGraph, inputs: Sequence[Tensor], exact: bool = True) -> list[Tensor]:
+    """Every operator in turn. `exact`: all floats in fp64, casts between floats left out."""
+    values: list[tuple[Any, ...]] = [(x.double() if exact and x.is_floating_point() else x,) for x in inputs]
+    device = inputs[0].device if inputs else torch.device("cpu")
 
     def real(arg: Arg) -> Any:
         if isinstance(arg, Ref):
             return values[arg.index][arg.item]
         if isinstance(arg, DType):
-            return torch.float64 if arg.name in FLOATS else getattr(torch, arg.name)
+            return torch.float64 if exact and arg.name in FLOATS else getattr(torch, arg.name)
         return [real(each) for each in arg] if isinstance(arg, tuple) else arg
 
     for op in graph.ops:
-        if op.target == _CAST and op.outs[0].dtype in FLOATS:
+        if exact and op.target == _CAST and op.outs[0].dtype in FLOATS:
             values.append((real(op.args[0]).double(),))
             continue
         kwargs = {name: real(value) for name, value in op.kwargs}
+        function = operator(op.target)
+        if op.target == "prims.iota.default" or (not exact and _makes(function)):
+            kwargs["device"] = device
         if op.target == "prims.iota.default":
-            kwargs["device"] = torch.device("cpu")
-        made = operator(op.target)(*map(real, op.args), **kwargs)
+            kwargs.setdefault("requires_grad", False)
+        made = function(*map(real, op.args), **kwargs)
         values.append(tuple(made) if isinstance(made, tuple | list) else (made,))
     return [values[ref.index][ref.item] for ref in graph.outputs]
+
+
+def _makes(function: Any) -> bool:
+    """The operator makes a tensor of nothing, on a device that a task does not name."""
+    names = {argument.name for argument in function._schema.arguments}
+    return "device" in names and "self" not in names
 
 
 def _close(want: Tensor, got: Tensor) -> bool:

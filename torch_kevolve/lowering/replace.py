@@ -17,6 +17,7 @@ from torch_kevolve.lowering.kinds import tensors_of
 from torch_kevolve.lowering.passage import Passage, Work
 from torch_kevolve.lowering.regions import Finder, Left, Region, equal_tasks
 from torch_kevolve.lowering.splice import Moved, splice
+from torch_kevolve.lowering.twin import TwinMaker
 from torch_kevolve.record import RegionVerdict
 
 
@@ -29,7 +30,12 @@ def replace_regions(graph: fx.Graph, work: Work, passage: Passage) -> None:
         _enter_real_world(stack)
         ceilings = current(device).ceilings()
         finder = Finder(
-            graph, work.hooks.claims, lambda node: node_seconds(node, ceilings), work.hooks.numerics, work.hooks.skip
+            graph,
+            work.hooks.claims,
+            lambda node: node_seconds(node, ceilings),
+            work.hooks.numerics,
+            work.hooks.skip,
+            TwinMaker(device),
         )
         regions, left = finder.find()
         inside = {node for region in regions for node in region.nodes}

@@ -1,8 +1,8 @@
 """Twin: the task in the library operators that eager calls.
 
 Decomposed groups are put back one by one. Each step is proven: region and twin run in fp64 on small random inputs and
-must agree, else the group stays as it is. A twin is what accuracy is measured against, so a wrong one would let wrong
-kernels in.
+must agree, and the twin must run in its own types on the device, else the group stays as it is. A twin is what accuracy
+is measured against, so a wrong one would let wrong kernels in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from torch_kevolve.lowering.capture import Captured
-from torch_kevolve.lowering.exact import same
+from torch_kevolve.lowering.exact import runs, same
 from torch_kevolve.lowering.twin_rules import RULES, Group, Guess
 from torch_kevolve.task import Arg, KernelTask, Op, Ref, TaskGraph
 
@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class TwinMaker:
-    """Twins by task key: equal regions are proven once a process."""
+    """Twins by task key: equal regions are proven once a process. `device`: where they are to run."""
 
     _made: ClassVar[dict[str, TaskGraph | None]] = {}
     _lock = threading.Lock()
 
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
     def twin(self, captured: Captured) -> TaskGraph | None:
         """The proven twin; the region's own graph where nothing was decomposed; None where the region cannot be run."""
-        key = captured.task.key
+        key = f"{captured.task.key}@{self.device.type}"
         with self._lock:
             if key in self._made:
                 return self._made[key]
@@ -54,7 +57,8 @@ class TwinMaker:
                 label = origins[group.places[0]]
                 for guess in _guesses(label, group):
                     trial = {**chosen, **guess}
-                    if same(task.graph, rebuild(task.graph, trial), task):
+                    twin = rebuild(task.graph, trial)
+                    if same(task.graph, twin, task) and runs(twin, task, self.device):
                         chosen = trial
                         break
                 else:
