@@ -20,7 +20,7 @@ class DemoPlan:
 
     device: str
     effort: str = "quick"
-    budget_s: float = 90.0
+    budget_s: float = 180.0
     total_s: float = 330.0
     seconds: float = 4.0
     malloc: str = "arena"

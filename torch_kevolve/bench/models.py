@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the demo network. `side`: pixels of the square image; one token per 8 x 8 pixels."""
+    """Sizes of the demo network. `side`: pixels of the square image; one token per 16 x 16 pixels.
+
+    `classes`: image tokens, as many as in the larger code book of VQGAN at that resolution (Esser et al. 2021).
+    """
 
     batch: int
     side: int
@@ -22,23 +25,26 @@ class Shape:
     blocks: int
 
 
-CPU_SHAPE = Shape(batch=2, side=128, width=512, hidden=1408, heads=8, classes=8192, blocks=1)
-CUDA_SHAPE = Shape(batch=8, side=256, width=1024, hidden=2816, heads=16, classes=32768, blocks=2)
+CPU_SHAPE = Shape(batch=4, side=256, width=256, hidden=704, heads=4, classes=16384, blocks=1)
+CUDA_SHAPE = Shape(batch=32, side=256, width=1024, hidden=2816, heads=16, classes=16384, blocks=2)
 
 
 class Stem(nn.Module):
-    """Image to feature map: two convolutions, each with GroupNorm and SiLU, 1/8 of the resolution."""
+    """Image to feature map at 1/16 of the resolution: three convolutions, each with GroupNorm and SiLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, 64, 3, stride=2, padding=1, bias=False)
-        self.first_norm = nn.GroupNorm(16, 64)
-        self.second = nn.Conv2d(64, width, 4, stride=4, bias=False)
-        self.second_norm = nn.GroupNorm(16, width)
+        sizes = ((3, 32, 3, 2), (32, 64, 3, 2), (64, width, 4, 4))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(i, o, kernel, stride, padding=kernel // 2 if kernel == 3 else 0, bias=False)
+            for i, o, kernel, stride in sizes
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(16, o) for _, o, _, _ in sizes)
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.silu(self.first_norm(self.first(image)))
-        return F.silu(self.second_norm(self.second(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.silu(norm(convolution(x)))
+        return x
 
 
 class Block(nn.Module):
@@ -87,5 +93,5 @@ def image_decoder(device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     model = ImageDecoder(shape).to(device).eval().requires_grad_(False)
     image = torch.randn(shape.batch, 3, shape.side, shape.side, device=device)
-    target = torch.randint(shape.classes, (shape.batch, (shape.side // 8) ** 2), device=device)
+    target = torch.randint(shape.classes, (shape.batch, (shape.side // 16) ** 2), device=device)
     return model, (image, target)

@@ -12,7 +12,7 @@ from torch_kevolve.cli.say import JSON, NO, document, show, tell
 
 @click.command()
 @click.option("--device", default=None, help="cpu or cuda; the GPU if there is one.")
-@click.option("--budget-s", default=90.0, show_default=True, help="Seconds of search for the model.")
+@click.option("--budget-s", default=180.0, show_default=True, help="Seconds of search for the model.")
 @click.option("--total-s", default=330.0, show_default=True, help="Seconds for everything.")
 @click.option("--effort", default="quick", show_default=True, type=click.Choice(["none", "quick", "full"]))
 @JSON
