@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ class _Gate:
             return build.arm({SLOT: self.ours.first}, keep=False)
         options = hooks.arms.get(known, {}) if known is not None else {}
         ways = known is None and bool(hooks.arms)
-        racing = hooks.gate_on and known is None and not _cannot_race(kwargs)
+        racing = hooks.gate_on and known is None and not _ahead_of_time()
+        graphs = _graphs_asked(kwargs)
         with recording(phase) as passage:
             made = self._kernels_or_plain(build, passage, {SLOT: self.ours, **options}, keep=racing)
         if not racing or not (passage.replaced or (ways and passage.verdicts)):
@@ -78,14 +80,40 @@ class _Gate:
             if passage.ran:
                 hooks.note(phase, passage.verdicts)
             return made
-        if passage.replaced:
-            arms = {KERNELS: made, PLAIN: build.arm({SLOT: self.ours.first}, keep=ways)}
-        else:
-            # Hot regions and no kernel: one of Inductor's own option sets may still be faster than its default.
-            arms = {PLAIN: made}
-        if ways:
-            arms.update(self._more(build, phase))
-        return build.settle(self._decide(arms, inputs, passage))
+        first = KERNELS if passage.replaced else PLAIN
+        if graphs:
+            return self._raced_without_graphs(build, {first: made}, passage, ways)
+        arms = self._racers(build, {first: made}, passage, ways)
+        return build.settle(arms[self._decide(lambda: arms, inputs, passage)])
+
+    def _raced_without_graphs(self, build: _Build, made: dict[str, Any], passage: Passage, ways: bool) -> Any:
+        """A CUDA graph recorded in the race would hold the made-up inputs, so the race is one of compilations without
+        it. The arm that is kept is `made`, or compiled as it was asked for."""
+        racers = partial(self._racers, build.without_graphs(), {}, passage, ways)
+        kept = self._decide(racers, build.inputs, passage)
+        if kept in made:
+            return build.settle(made[kept])
+        # Inductor notes here that it could make no graph; of another arm it may.
+        build.kwargs["cudagraphs"].value = True
+        with recording(passage.phase):
+            return build.arm(self._patches(kept), keep=False)
+
+    def _patches(self, name: str) -> dict[str, Any]:
+        """Inductor's configuration for one arm."""
+        if name == PLAIN:
+            return {SLOT: self.ours.first}
+        return {SLOT: self.ours, **self.work.hooks.arms.get(name, {})}
+
+    def _racers(self, build: _Build, ready: dict[str, Any], passage: Passage, ways: bool) -> dict[str, Any]:
+        """The arms that are to be raced, of which `ready` are compiled already."""
+        # Hot regions and no kernel: one of Inductor's own option sets may still be faster than its default.
+        names = [*([KERNELS] if passage.replaced else []), PLAIN, *(self.work.hooks.arms if ways else ())]
+        made = dict(ready)
+        for name in names:
+            if name not in made:
+                with recording(passage.phase):
+                    made[name] = build.arm(self._patches(name), keep=True)
+        return made
 
     def _kernels_or_plain(self, build: _Build, passage: Passage, patches: dict[str, Any], keep: bool) -> Any:
         """The one place where whatever goes wrong with kernels inside is caught: the graph then compiles without them.
@@ -104,24 +132,19 @@ class _Gate:
             passage.verdicts[:] = _all_left(passage.verdicts, "compile", f"{type(error).__name__}: {error}"[:300])
             return made
 
-    def _more(self, build: _Build, phase: str) -> dict[str, Any]:
-        made = {}
-        for name, options in self.work.hooks.arms.items():
-            with recording(phase):
-                made[name] = build.arm({SLOT: self.ours, **options}, keep=True)
-        return made
-
-    def _decide(self, arms: dict[str, Any], inputs: Sequence[Any], passage: Passage) -> Any:
+    def _decide(self, racers: Callable[[], dict[str, Any]], inputs: Sequence[Any], passage: Passage) -> str:
+        """The name of the arm to keep. One that cannot be called is left here, before the user calls it."""
         from torch_kevolve.lowering.race import MARGIN, race
 
         hooks = self.work.hooks
         try:
+            arms = racers()
             times = race(arms, inputs, self.work.examples)
         except Exception as error:  # a timing that failed is no reason to lose the compilation
             hooks.fault("race", error)
             hooks.gate(passage.phase, {"kept": PLAIN, "why": f"race failed: {type(error).__name__}"})
             hooks.note(passage.phase, _all_left(passage.verdicts, "race", str(error)[:300]))
-            return arms[PLAIN]
+            return PLAIN
         best = min((name for name in arms if name != PLAIN), key=times.__getitem__)
         # Kernels are proven faster on their own and may tie; an option set must earn its longer compilation.
         limit = times[PLAIN] * (MARGIN if passage.replaced else 1 / MARGIN)
@@ -131,7 +154,7 @@ class _Gate:
             detail = f"graph {times[best]:.4g} ms with kernels, {times[PLAIN]:.4g} ms without"
             passage.verdicts[:] = _all_left(passage.verdicts, "graph-not-faster", detail)
         hooks.note(passage.phase, passage.verdicts)
-        return arms[kept]
+        return kept
 
 
 @dataclass
@@ -143,6 +166,7 @@ class _Build:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     strides: dict[int, list[Any]] = field(default_factory=dict)
+    graphs: bool = True
 
     def arm(self, patches: dict[str, Any], keep: bool) -> Any:
         """`keep`: the graph is compiled again later, so this arm gets a copy."""
@@ -153,11 +177,17 @@ class _Build:
         if context is not None and context.output_strides is not None:
             context.output_strides.clear()
         gm = copy.deepcopy(self.gm) if keep else self.gm
-        with config.patch(patches):
+        with config.patch({**patches, **({} if self.graphs else {"triton.cudagraphs": False})}):
             made = compile_fx_inner(gm, self.inputs, *self.args, **self.kwargs)
         if context is not None and context.output_strides is not None:
             self.strides[id(made)] = list(context.output_strides)
         return made
+
+    def without_graphs(self) -> _Build:
+        """The same, to be compiled without CUDA graphs, whatever was asked for."""
+        from torch._inductor.utils import BoxedBool
+
+        return replace(self, kwargs={**self.kwargs, "cudagraphs": BoxedBool(False)}, graphs=False, strides={})
 
     def settle(self, made: Any) -> Any:
         """The strides that the surrounding trace will expect are those of the arm that is kept, not of the last one."""
@@ -173,13 +203,16 @@ def _phase(kwargs: Mapping[str, Any]) -> str:
     return "inference" if kwargs.get("is_inference") else "forward"
 
 
-def _cannot_race(kwargs: Mapping[str, Any]) -> bool:
-    """Ahead-of-time packages cannot be called here; a CUDA graph recorded now would hold the made-up inputs."""
+def _ahead_of_time() -> bool:
+    """Packages cannot be called here."""
     from torch._inductor.virtualized import V
 
+    return bool(getattr(V, "aot_compilation", False))
+
+
+def _graphs_asked(kwargs: Mapping[str, Any]) -> bool:
     cudagraphs = kwargs.get("cudagraphs")
-    wanted = torch.cuda.is_available() and bool(getattr(cudagraphs, "value", cudagraphs))
-    return wanted or bool(getattr(V, "aot_compilation", False))
+    return torch.cuda.is_available() and bool(getattr(cudagraphs, "value", False))
 
 
 def _is_control_flow(error: BaseException | None) -> bool:
