@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_kevolve.lowering.graph_key import graph_key
+from torch_kevolve.lowering.graph_key import Unnamed, _Naming, graph_key
 
 
 def key_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = False, **facts: Any) -> str | None:
@@ -80,6 +80,17 @@ def test_dynamic_sizes_are_named_anew() -> None:
     assert key_of(mul, torch.ones(4, 4), dynamic=True) != key_of(mul, X, dynamic=True), "equal sizes share a symbol"
 
 
+def test_functions_that_torch_made_in_a_function_have_a_name() -> None:
+    assert key_of(lambda x: torch.nn.functional.max_pool2d(x, 2), torch.ones(1, 4, 6)) is not None
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    own.__module__, own.__name__ = "torch.nn.functional", "max_pool2d"
+    with pytest.raises(Unnamed):
+        _Naming().callable(own)
+
+
 def test_facts_and_flags_count() -> None:
     base = key_of(torch.relu, X)
     assert key_of(torch.relu, X, numerics="fast") != base
@@ -133,3 +144,13 @@ def test_equal_in_two_processes_from_two_folders(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=env, check=True)
         keys.append(done.stdout.strip())
     assert keys[0] == keys[1] and len(keys[0]) == 64
+
+
+@pytest.mark.parametrize("seed", ["1", "20"])
+def test_keys_last(seed: str) -> None:
+    """Graph keys and task keys are those on file, which another process wrote: a stored kernel is found by them."""
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}", "PYTHONHASHSEED": seed}
+    command = [sys.executable, str(tests / "lasting_keys.py"), "--compare"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

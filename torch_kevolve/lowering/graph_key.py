@@ -7,6 +7,7 @@ The hash covers operators, arguments, input specs with renamed symbols and their
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -101,7 +102,10 @@ class _Naming:
         module = getattr(target, "__module__", None)
         name = getattr(target, "__qualname__", getattr(target, "__name__", None))
         if name is None or "<locals>" in name or "<lambda>" in name:
-            raise Unnamed(repr(target))
+            # torch.nn.functional.max_pool2d is a function made inside another; it has a lasting name all the same.
+            name = str(getattr(target, "__name__", ""))
+            if getattr(sys.modules.get(str(module)), name, None) is not target:
+                raise Unnamed(repr(target))
         return f"{module}.{name}"
 
     def _args(self, value: Any, place: Mapping[fx.Node, int]) -> Json:
