@@ -136,6 +136,7 @@ class Judge:
     def _finish_exhibits(self) -> None:
         with self.device.share():
             self.exhibits.finish()
+            self.exhibits.give_back()
 
     def _nothing_to_tune(self) -> bool:
         return self.device.name == "cpu" and not any(op.target in MATMULS for op in self.job.task.graph.ops)
@@ -215,6 +216,7 @@ class Judge:
         proof = Proof(self.exhibits, candidate, self.port, seconds)
         with self.device.share():
             stage, why = proof.run()
+            self.exhibits.give_back()
         found = self._refuse(stage, why) if why else self._measure(candidate, proof, confirming)
         return replace(found, errors=proof.errors, errors_twin=proof.errors_twin)
 
