@@ -72,3 +72,17 @@ def shift_form(program: RowProgram, shift: object, top: Reduce) -> str:
     if size is None or program.graph.ops[size].target != "aten.abs.default":
         return ""
     return "guarded" if behind(program, program.graph.ops[size].args[0]) == top.op else ""
+
+
+def low_exps(program: RowProgram) -> set[int]:
+    """The exponentials of a value less its row's maximum: no argument is above 0, and one of each row is 0."""
+    out = set()
+    for number, op in enumerate(program.graph.ops):
+        less = behind(program, op.args[0]) if op.target == "aten.exp.default" else None
+        if less is None or program.graph.ops[less].target != "aten.sub.Tensor" or program.graph.ops[less].kwargs:
+            continue
+        x, shift = program.graph.ops[less].args[:2]
+        tops = [r for r in program.reduces if r.kind == "max" and not r.final]
+        if any(_same(program, r.source, x) and shift_form(program, shift, r) == "plain" for r in tops):
+            out.add(number)
+    return out

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch_kevolve.sizes import Size
-from torch_kevolve.task import Op, Ref
+from torch_kevolve.task import DTYPE_BYTES, Op, Ref
 from torch_kevolve.templates.cpp_text import Unwritable, held, size_text, statement
 from torch_kevolve.templates.expr import INTS, Term
+from torch_kevolve.templates.row_levels import behind, low_exps, online_pairs, shift_form
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, Reduce, RowProgram
 
 START = {"sum": "0.0f", "mean": "0.0f", "var": "0.0f", "var_mean": "0.0f", "max": "-__builtin_inff()",
          "min": "__builtin_inff()",          "prod": "1.0f"}  # fmt: skip
+EXPS = ("aten.exp.default", "aten.sigmoid.default", "aten.silu.default")
 SMALL = 16384
 """Elements below which a second thread costs more than it brings (OpenMP's fork and join is about 5 us)."""
 
@@ -25,7 +27,10 @@ class RowWriter:
         self.base = len(self.graph.inputs)
         self.lanes, self.unroll, self.block = lanes, int(point["U"]), int(point["BLOCK"])
         self.stream = bool(point["NT"])
-        self.stash = self._stash_of(program) if point["STASH"] else None
+        self.pairs = self.online(program) if point["ONLINE"] else {}
+        self.stash = self._stash_of(program) if point["STASH"] and not point["ONLINE"] else None
+        self.prefetch = bool(point["PF"])
+        self.low = low_exps(program)
         # Once it is filled, later passes load the stash instead of computing the value again.
         self.stashed = False
         self.lines: list[str] = []
@@ -34,6 +39,21 @@ class RowWriter:
     @staticmethod
     def can_stash(program: RowProgram) -> bool:
         return RowWriter._stash_of(program) is not None
+
+    @staticmethod
+    def online(program: RowProgram) -> dict[int, Reduce]:
+        """For each maximum the sum of exponentials that is made in the same walk."""
+        rows = [r for r in program.reduces if not r.final]
+        pairs = online_pairs(program, rows) if len(program.reduced) == 1 else {}
+        return {top: total for top, total in pairs.items() if program.graph.spec(total.source).dtype == "float32"}
+
+    @staticmethod
+    def shows_exp(program: RowProgram) -> bool:
+        """Whether an exponential goes into an element of a result other than through a reduction."""
+        elements = [o.ref.index for o in program.outputs if program.level(o.ref.index) == "element"]
+        behind_them = _closure(program, elements, stop=set())
+        base = len(program.graph.inputs)
+        return any(i >= base and program.graph.ops[i - base].target in EXPS for i in behind_them)
 
     @staticmethod
     def source(program: RowProgram, lanes: int, point: Mapping[str, Any]) -> str | None:
@@ -53,6 +73,8 @@ class RowWriter:
         base = len(program.graph.inputs)
         if index < base or program.graph.ops[index - base].outs[0].dtype != "float32":
             return None
+        if not any(i < base and program.level(i) == "element" for i in _closure(program, [index], stop=set())):
+            return None  # made of places alone, which costs less than a walk through the stash
         needed: set[int] = set()
         for out in program.outputs:
             if program.level(out.ref.index) == "element":
@@ -75,8 +97,12 @@ class RowWriter:
         self.lines.append("for (int64_t r = 0; r < rows; r++) {")
         self._coordinates()
         for reduce in program.reduces:
-            if not reduce.final:
-                self._rows_for([reduce.source.index])
+            if reduce.final or self.base + reduce.op in self.made:
+                continue
+            self._rows_for([reduce.source.index])
+            if reduce.op in self.pairs:
+                self._online(reduce, self.pairs[reduce.op])
+            else:
                 self._reduce(reduce)
         outs = [o for o in program.outputs if program.level(o.ref.index) == "element"]
         for out in program.outputs:
@@ -84,7 +110,7 @@ class RowWriter:
                 self._rows_for([out.ref.index])
                 self.lines.append(f"kv::store_one(y{out.place} + {self._offset(out.strides)}, {self._name(out.ref)});")
         if outs:
-            self._rows_for([o.ref.index for o in outs])
+            self._rows_for([self._unrounded(o).index for o in outs])
             self._elements(outs)
         for reduce in program.reduces:
             if reduce.final:
@@ -213,10 +239,53 @@ class RowWriter:
             raise Unwritable
         if spec.dtype in INTS and reduce.kind not in ("any", "all"):
             raise Unwritable
+        if reduce.kind == "sum" and spec.dtype == "float32" and self._one_hot_sum(reduce):
+            return
         # Of var_mean, item 0 is the variance and item 1 the mean.
         for kind in ["mean", "var"] if reduce.kind in ("var_mean", "var") else [reduce.kind]:
             self._one_pass(reduce, index, kind)
         self.made.add(index)
+
+    def _one_hot_sum(self, reduce: Reduce) -> bool:
+        """A sum of what takes one value at one place of the row and another elsewhere, without a walk."""
+        index, last = self.base + reduce.op, self.program.reduced[-1]
+        hot = self._one_hot(reduce.source.index)
+        if hot is None:
+            return False
+        size = size_text(self.program.axes[last])
+        needs = sorted(_closure(self.program, [reduce.source.index], stop=self.made | {hot}))
+        for each, mask in (("hit", "all"), ("miss", "none")):
+            self.lines += [f"double {each}{index};", f"{{ const kv::vm v{hot} = kv::vm::{mask}();"]
+            for i in needs:
+                if i != hot and i not in self.made:
+                    self._element(i, {}, tail="one")
+            self.lines.append(f"{each}{index} = {self._name(reduce.source)}.v[0]; }}")
+        place = self._place(self.graph.ops[hot - self.base])
+        inside = f"{place} >= 0 && {place} < ({size})"
+        self.lines.append(
+            f"const kv::vf v{index} = kv::splat((float)({inside} ? hit{index} + miss{index} * (({size}) - 1) "
+            f": miss{index} * ({size})));"
+        )
+        self.made.add(index)
+        return True
+
+    def _one_hot(self, index: int) -> int | None:
+        """The `iota == number` that alone makes this value differ along the row."""
+        behind_it = [i for i in _closure(self.program, [index], stop=set()) if i >= self.base]
+        hot = [i for i in behind_it if self._place(self.graph.ops[i - self.base]) is not None]
+        return hot[0] if len(hot) == 1 and self._follows(index, hot[0]) else None
+
+    def _follows(self, index: int, hot: int) -> bool:
+        """Whether a value varies along the row through `hot` only."""
+        if index == hot:
+            return True
+        if index < self.base:
+            return False
+        op = self.graph.ops[index - self.base]
+        if op.target == IOTA or op.target in REDUCTIONS or op.target == GATHER:
+            return False
+        wide = [ref.index for ref in op.refs() if self.program.level(ref.index) == "element"]
+        return all(i == hot or self._follows(i, hot) for i in wide)
 
     def _one_pass(self, reduce: Reduce, index: int, kind: str) -> None:
         spec, out = self.graph.spec(reduce.source), self.graph.ops[reduce.op].outs[0].dtype
@@ -325,7 +394,7 @@ class RowWriter:
         def step(acc: str, tail: str) -> list[str]:
             rows = []
             for out in outs:
-                name = self._name(out.ref)
+                name = self._name(self._unrounded(out))
                 where = f"y{out.place} + {self._offset(out.strides)}"
                 if out.strides[axis] != 1:
                     raise Unwritable
@@ -335,15 +404,31 @@ class RowWriter:
                     rows.append(f"kv::{'stream' if self.stream and self._aligned(out) else 'store'}({where}, {name});")
             return rows
 
-        self._loop([o.ref.index for o in outs], step, "", "")
+        self._loop([self._unrounded(o).index for o in outs], step, "", "", ahead=self.prefetch)
+
+    def _unrounded(self, out: Output) -> Ref:
+        """What is stored for an output: a cast to its half type is left to the store, which rounds anyway."""
+        index = out.ref.index
+        op = self.graph.ops[index - self.base] if index >= self.base else None
+        if op is None or op.target != "prims.convert_element_type.default" or out.dtype not in ("bfloat16", "float16"):
+            return out.ref
+        source = _source(op)
+        fits = (
+            self.graph.spec(source).dtype == "float32"
+            and self.program.varies[source.index] == self.program.varies[index]
+        )
+        return source if fits else out.ref
 
     def _aligned(self, out: Output) -> bool:
         """Streaming stores need whole vectors from an aligned start: every outer stride a multiple of the lanes."""
         axis = self.program.reduced[-1]
         return all(isinstance(s, int) and s % self.lanes == 0 for a, s in enumerate(out.strides) if a != axis)
 
-    def _loop(self, wanted: list[int], step: Any, accumulators: str, flush: str) -> None:
-        """Nested loops over the reduced axes; the last one in vectors, unrolled, with a tail."""
+    def _loop(self, wanted: list[int], step: Any, accumulators: str, flush: str, ahead: bool = False) -> None:
+        """Nested loops over the reduced axes; the last one in vectors, unrolled, with a tail.
+
+        `ahead`: ask for what the next rows read.
+        """
         program = self.program
         *outer, last = program.reduced
         needs = sorted(_closure(program, wanted, stop=self.made))
@@ -354,7 +439,7 @@ class RowWriter:
         for index in hoisted:
             self._element(index, {}, tail="one")
         size = size_text(program.axes[last])
-        width, u = self.lanes, self.unroll if accumulators else 1
+        width, u = self.lanes, self.unroll
         self.lines.append(
             f"const int64_t end = {size}; int64_t c{last} = 0;"
             if outer
@@ -369,6 +454,7 @@ class RowWriter:
             self.lines.append(f"for (; c{last} + {u * width} <= end; ) {{")
         for number in range(u):
             self.lines.append("{")
+            self.lines += self._ahead(inner, number, self._next_rows()) if ahead else []
             self._elements_at(inner, "")
             self.lines += step(f"{accumulators}[{number}]" if accumulators else "", "")
             self.lines.append(f"}} c{last} += {width};")
@@ -387,6 +473,115 @@ class RowWriter:
         self.lines.append("}" * (len(outer) or 1))
         if self.stash is not None and self.stash in needs:
             self.stashed = True
+
+    def _next_rows(self) -> str:
+        """How far ahead to read: a row, or as many as 1024 elements take (one is done before memory answers)."""
+        size = size_text(self.program.row_size)
+        return f"(({size}) < 1024 ? INT64_C(1024) : (int64_t)({size}))"
+
+    def _ahead(self, needs: Iterable[int], number: int, distance: str) -> list[str]:
+        """Prefetches of the inputs among `needs`, one per cache line, before vector `number` of the unrolled ones.
+
+        The processor's own prefetchers stop at page ends and follow the loads, so they are idle while a row is
+        computed on in cache: a pass over exp, prefetching, runs at the memory's full rate.
+        """
+        program, out = self.program, []
+        last = program.reduced[-1]
+        outer = [a for a in program.parallel if program.axes[a] != 1]
+        for index in needs:
+            load = program.loads.get(index)
+            if load is None or load.strides[last] != 1:
+                continue
+            # Rows that do not follow each other in memory would be asked for in vain; broadcast ones are in cache.
+            if outer and load.strides[outer[-1]] != program.row_size:
+                continue
+            line = max(1, 64 // (DTYPE_BYTES[load.dtype] * self.lanes))
+            if number % min(line, self.unroll) == 0:
+                out.append(f"kv::ahead(x{index} + {self._offset(load.strides)}, {distance});")
+        return out
+
+    def _online(self, top: Reduce, total: Reduce) -> None:
+        """The row's maximum and its sum of exponentials in one walk over memory: blocks that stay in L1 are walked
+        twice, and what was summed is scaled when a block's maximum is above all before it. NaNs are left out of that
+        maximum, since they show in the sum; then the row is looked at again."""
+        program, u, last = self.program, self.unroll, self.program.reduced[-1]
+        index, x, low = self.base + total.op, self._name(top.source), "kv::splat(-__builtin_inff())"
+        needs = sorted(_closure(program, [top.source.index], stop=self.made))
+        inner = [i for i in needs if last in program.varies[i]]
+        for each in needs:
+            if each not in inner and each not in self.made:
+                self._element(each, {}, tail="one")
+        step = u * self.lanes
+        self.lines += [
+            f"float t{index} = -__builtin_inff(); double s{index} = 0;",
+            f"{{ const int64_t end = {size_text(program.axes[last])}, full = end - end % {step};",
+            "for (int64_t from = 0; from < end;) {",
+            f"const int64_t next = from + {step * self.block}, stop = from >= full ? end : next < full ? next : full;",
+            f"kv::vf a[{u}], b[{u}]; for (int u = 0; u < {u}; u++) {{ a[u] = {low}; b[u] = kv::vf(0.0f); }}",
+        ]
+        self._block(inner, f"a[{{0}}] = kv::max({x}, a[{{0}}]);", f"a[0] = kv::max({self._first(x, low)}, a[0]);")
+        self.lines += [
+            f"for (int u = 1; u < {u}; u++) a[0] = kv::max(a[0], a[u]);",
+            "const float high = kv::hmax(a[0]);",
+            f"if (high > t{index}) {{ s{index} *= __builtin_exp((double)t{index} - (double)high); t{index} = high; }}",
+            # Taking -inf off would make NaN of the row's -inf, of which exp is 0.
+            f"const kv::vf shift = kv::vf(t{index} > -__builtin_inff() ? t{index} : 0.0f);",
+        ]
+        power = f"kv::exp_low({x} - shift)"
+        rest = f"b[0] = b[0] + {self._first(power, 'kv::vf(0.0f)')};"
+        self._block(inner, f"b[{{0}}] = b[{{0}}] + {power};", rest, self.prefetch)
+        self.lines += [
+            f"for (int u = 1; u < {u}; u++) b[0] = b[0] + b[u];",
+            f"s{index} += kv::hsum(kv::wide(b[0])); from = stop; }}",
+        ]
+        self._online_ends(top, total, inner)
+
+    def _online_ends(self, top: Reduce, total: Reduce, inner: list[int]) -> None:
+        """Maximum and sum as eager has them where a row holds NaN, or infinities only."""
+        index, x = self.base + total.op, self._name(top.source)
+        self.lines += [
+            f"if (s{index} != s{index}) {{",
+            f"kv::vf a[1] = {{kv::splat(t{index})}}; const int64_t from = 0, stop = end, full = 0;",
+        ]
+        self._block(inner, f"a[0] = kv::max_nan(a[0], {x});", f"a[0] = kv::max_nan(a[0], {self._first(x, 'a[0]')});")
+        infinite = f"t{index} > 0 ? __builtin_inf() : 0.0" if self._guarded(top, total) else '__builtin_nan("")'
+        self.lines += [
+            f"t{index} = kv::hmax_nan(a[0]); }} }}",
+            f"if (t{index} - t{index} != 0 && t{index} == t{index}) s{index} = {infinite};",
+            f"const kv::vf v{self.base + top.op} = kv::splat(t{index});",
+            f"const kv::vf v{index} = kv::splat((float)s{index});",
+        ]
+        self.made |= {self.base + top.op, index}
+
+    @staticmethod
+    def _first(value: str, other: str) -> str:
+        """A part of a vector: `other` in the lanes from n on."""
+        return f"kv::select(kv::first(n), {value}, {other})"
+
+    def _guarded(self, top: Reduce, total: Reduce) -> bool:
+        """Whether the program takes off 0 where the maximum is infinite, as logsumexp does."""
+        power = behind(self.program, total.source)
+        assert power is not None
+        less = behind(self.program, self.graph.ops[power].args[0])
+        assert less is not None
+        return shift_form(self.program, self.graph.ops[less].args[1], top) == "guarded"
+
+    def _block(self, inner: list[int], step: str, rest: str, ahead: bool = False) -> None:
+        """Walk from `from` to `stop`: below `full` U vectors at a time, `step` with their number; then single ones,
+        `rest`, of which the last may be a part."""
+        last, u, width = self.program.reduced[-1], self.unroll, self.lanes
+        self.lines += [f"{{ int64_t c{last} = from;", f"if (stop <= full) for (; c{last} < stop;) {{"]
+        for number in range(u):
+            self.lines.append("{")
+            self.lines += self._ahead(inner, number, str(2 * u * width * self.block)) if ahead else []
+            self._elements_at(inner, "")
+            self.lines += [step.format(number), f"}} c{last} += {width};"]
+        self.lines.append(
+            f"}} else for (; c{last} < stop; c{last} += {width}) {{ "
+            f"const int n = stop - c{last} < {width} ? (int)(stop - c{last}) : {width};"
+        )
+        self._elements_at(inner, "n")
+        self.lines += [rest, "} }"]
 
     def _elements_at(self, needs: list[int], tail: str) -> None:
         last = self.program.reduced[-1]
@@ -430,14 +625,39 @@ class RowWriter:
             self.lines.append(f"const kv::vi v{index} = kv::vi{'::' + make if make else ''}((int64_t)({start}));")
         elif op.target in REDUCTIONS or op.target == GATHER:
             raise Unwritable
+        elif tail != "one" and (place := self._place(op)) is not None:
+            self.lines.append(f"const kv::vm v{index} = kv::place({place} - c{last});")
         else:
             self.lines.append(self._pointwise(op, index))
+
+    def _place(self, op: Op) -> str | None:
+        """The row's int64 number, for `iota == number` with an iota from 0 along the row; None for another operator."""
+        if op.target != "aten.eq.Tensor" or len(self.program.reduced) != 1:
+            return None
+        for one, other in (op.args[:2], op.args[1::-1]):
+            place = behind(self.program, one)
+            made = self.graph.ops[place] if place is not None else None
+            if made is None or made.target != IOTA or not isinstance(other, Ref):
+                continue
+            start, step = (dict(made.kwargs).get(name, default) for name, default in (("start", 0), ("step", 1)))
+            along = self.program.varies[self.base + (place or 0)] == set(self.program.reduced)
+            if (start, step) == (0, 1) and along and self.graph.spec(other).dtype == "int64":
+                root = self._root(other)
+                if self.program.level(root) == "row":
+                    return f"v{root}.v[0]"
+        return None
+
+    def _root(self, ref: Ref) -> int:
+        """The value behind views: an input's too."""
+        while ref.index >= self.base and self.graph.ops[ref.index - self.base].target in VIEWS:
+            ref = _source(self.graph.ops[ref.index - self.base])
+        return ref.index
 
     def _pointwise(self, op: Op, index: int) -> str:
         line = statement(op, index, lambda ref: Term(self._name(ref), self.graph.spec(ref).dtype))
         if line is None:
             raise Unwritable
-        return line
+        return line.replace("kv::exp(", "kv::exp_low(") if index - self.base in self.low else line
 
     def _iota(self, op: Op, index: int, at: Mapping[int, str] | None = None) -> str:
         axes = self.program.varies[index]
