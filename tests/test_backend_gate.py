@@ -91,6 +91,33 @@ def test_a_graph_without_kernels_is_compiled_once(compilations, x):
     assert compilations == [(True, True, True)] and recorder.gates == []
 
 
+def test_a_kernel_that_does_not_compile_is_left_in_every_arm(x, monkeypatch):
+    monkeypatch.setattr(race, "race", winner("way"))
+    broken = THROWS.replace("std::runtime_error", "no_such_thing")
+    recorder = Recorder(
+        lambda task: kernel(task, "cpp", broken, softmax_launch),
+        is_softmax,
+        gate_on=True,
+        arms={"way": {"epilogue_fusion": False}},
+    )
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(around, backend=recorder.backend())(x), around(x))
+    assert [reason for reason, _ in recorder.faults] == ["compile"]
+    assert [row.reason for row in recorder.verdicts] == ["compile"] and recorder.gates[0][1]["kept"] == "way"
+
+
+def test_an_option_set_that_does_not_compile_is_no_loss(x):
+    recorder = Recorder(softmax, is_softmax, gate_on=True, arms={"way": {"no_such_option": True}})
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(around, backend=recorder.backend())(x), around(x))
+    assert [reason for reason, _ in recorder.faults] == ["compile"] and set(recorder.gates[0][1]["ms"]) == {
+        "kernels",
+        "plain",
+    }
+
+
 def test_the_kernel_of_these_tests_would_throw(x):
     """What the gate keeps from the user: without it the call fails."""
     recorder = Recorder(lambda task: kernel(task, "cpp", THROWS, softmax_launch), is_softmax)

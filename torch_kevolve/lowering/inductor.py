@@ -111,8 +111,13 @@ class _Gate:
         made = dict(ready)
         for name in names:
             if name not in made:
-                with recording(passage.phase):
-                    made[name] = build.arm(self._patches(name), keep=True)
+                try:
+                    with recording(passage.phase):
+                        made[name] = build.arm(self._patches(name), keep=True)
+                except Exception as error:  # an option set that nobody asked for is no reason to fail
+                    if name in (KERNELS, PLAIN) or _is_control_flow(error):
+                        raise
+                    self.work.hooks.fault("compile", error)
         return made
 
     def _kernels_or_plain(self, build: _Build, passage: Passage, patches: dict[str, Any], keep: bool) -> Any:
@@ -129,7 +134,9 @@ class _Gate:
             made = build.arm({SLOT: self.ours.first}, keep=keep)
             self.work.hooks.fault("compile", error)
             log.warning("the graph was compiled without kernels: %s: %s", type(error).__name__, str(error)[:300])
-            passage.verdicts[:] = _all_left(passage.verdicts, "compile", f"{type(error).__name__}: {error}"[:300])
+            detail = f"{type(error).__name__}: {error}"[:300]
+            self.work.refuse(passage.verdicts, "compile", detail)
+            passage.verdicts[:] = _all_left(passage.verdicts, "compile", detail)
             return made
 
     def _decide(self, racers: Callable[[], dict[str, Any]], inputs: Sequence[Any], passage: Passage) -> str:
@@ -145,7 +152,7 @@ class _Gate:
             hooks.gate(passage.phase, {"kept": PLAIN, "why": f"race failed: {type(error).__name__}"})
             hooks.note(passage.phase, _all_left(passage.verdicts, "race", str(error)[:300]))
             return PLAIN
-        best = min((name for name in arms if name != PLAIN), key=times.__getitem__)
+        best = min((name for name in arms if name != PLAIN), key=times.__getitem__, default=PLAIN)
         # Kernels are proven faster on their own and may tie; an option set must earn its longer compilation.
         limit = times[PLAIN] * (MARGIN if passage.replaced else 1 / MARGIN)
         kept = best if times[best] <= limit else PLAIN

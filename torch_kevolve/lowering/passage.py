@@ -30,6 +30,13 @@ class Work:
     choices: dict[str, Choice] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
+    def refuse(self, verdicts: Sequence[RegionVerdict], reason: str, detail: str) -> None:
+        """Whatever is compiled next for this call leaves the regions that these verdicts call replaced."""
+        with self.lock:
+            for verdict in verdicts:
+                if verdict.status == "replaced" and verdict.task is not None:
+                    self.choices[verdict.task] = Choice(reason=reason, detail=detail)
+
 
 @dataclass
 class Passage:
