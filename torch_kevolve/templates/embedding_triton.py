@@ -147,6 +147,7 @@ def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[T
     gather.append("total += row")
     if found.mode == 1:
         gather.append("count += live.to(tl.float32)")
+    one = _one_row(p, found, columns)
     inside = [
         "bag = tl.program_id(0).to(tl.int64) * BAGS + j",
         f"first = tl.load({offsets} + bag * {step}, mask=bag < {rows}, other=0).to(tl.int64)",
@@ -157,6 +158,12 @@ def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[T
         "for k in range(first, last, UNROLL):",
         *(f"    {line}" for line in gather),
         "acc = tl.sum(total, 0)[None, :]",
+        # Sums of their own per lane may overflow where the whole does not: then once more, row by row in double.
+        'if tl.max((tl.abs(acc) < float("inf")).to(tl.int32) == 0) > 0:',
+        "    exact = tl.zeros([1, BLOCK], tl.float64)",
+        "    for at in range(first, last):",
+        *(f"        {line}" for line in one),
+        '    acc = tl.where(tl.abs(acc) < float("inf"), acc, exact.to(tl.float32))',
         *(["acc = acc / tl.maximum(tl.sum(count, 0), 1.0)"] if found.mode == 1 else []),
         "i0 = bag",
         f"mask = (i1 < {columns}) & (i1 * 0 + bag < {rows})",
@@ -173,3 +180,19 @@ def _bag(builder: PlanBuilder, found: _Found, point: Point) -> tuple[str, list[T
     meta = {"UNROLL": point["UNROLL"], "BAGS": point["BAGS"], "BLOCK": block, "num_warps": point["num_warps"]}
     builder.run("embedding_bag", grid, p.args, **meta)
     return text, outs
+
+
+def _one_row(p: Params, found: _Found, columns: str) -> list[str]:
+    """Statements that add the row of place `at` to `exact`."""
+    assert found.table is not None and found.indices is not None
+    index = address(p, found.indices.strides, ("at",))
+    table = address(p, found.table.strides, ("ix", "i1"))
+    live = f"(i1 < {columns})" + ("" if found.padding == -1 else f" & (ix != {found.padding})")
+    lines = [
+        f"ix = tl.load({p.input(found.indices.index)} + {index}).to(tl.int64)",
+        f"row = tl.load({p.input(found.table.index)} + {table}, mask={live}, other=0).to(tl.float64)",
+    ]
+    if found.weights is not None:
+        scale = address(p, found.weights.strides, ("at",))
+        lines.append(f"row *= tl.load({p.input(found.weights.index)} + {scale}).to(tl.float64)")
+    return [*lines, "exact += row"]

@@ -24,6 +24,13 @@ def kv_mul(a, b):
 
 
 @triton.jit
+def kv_add(total, rest, x):
+    t = total + x
+    lost = tl.where(tl.abs(total) >= tl.abs(x), (total - t) + x, (x - t) + total)
+    return t, rest + lost
+
+
+@triton.jit
 def kv_first_max(a, i, b, j):
     better = (a > b) | ((a != a) & (b == b))
     take = better | (((a == b) | ((a != a) & (b != b))) & (i < j))
@@ -36,14 +43,22 @@ def kv_first_min(a, i, b, j):
     take = better | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(take, a, b), tl.where(take, i, j)
 """
-"""Combining functions of tl.reduce. As eager's argmax, a NaN wins, and of equals the first."""
+"""Combining functions of tl.reduce: as eager's argmax, a NaN wins, and of equals the first. `kv_add` keeps what a sum
+over many pieces rounds off."""
+FIRST, KEEP = ', eviction_policy="evict_first"', ', eviction_policy="evict_last"'
+"""Cache hints of a load: what is not read again, and what is."""
 
 assert "kv_max" in HELPERS and "kv_min" in HELPERS
 
 
 @dataclass
 class Scope:
-    """`column`: the index tensor along the row; `mask`: text of the tile's mask or empty; `policy`: cache hint."""
+    """`column`: the index tensor along the row; `mask`: text of the tile's mask or empty; `policy`: cache hint for
+    what belongs to a row (what rows share is kept); `stream`: what is stored is not read again here.
+
+    `first`: the tile's first column and its width, where that column is a multiple of the width: what is constant
+    over a tile is then one number.
+    """
 
     column: str
     mask: str
@@ -51,6 +66,8 @@ class Scope:
     memo: dict[tuple[int, int], Term] = field(default_factory=dict)
     policy: str = ""
     tag: str = ""
+    stream: bool = False
+    first: tuple[str, int] | None = None
 
 
 class Emitter:
@@ -138,6 +155,8 @@ class Emitter:
         mask = scope.mask if along else self.rows.mask
         guard = f", mask={mask}, other=0" if mask else ""
         policy = scope.policy if along else ""
+        if policy and any(load.strides[a] == 0 for a in self.program.parallel):
+            policy = KEEP
         return self.bind(Term(f"tl.load({pointer} + {where}{guard}{policy}){held}", load.dtype), scope)
 
     def _gather(self, op: Op) -> Term:
@@ -168,10 +187,18 @@ class Emitter:
         mine = self.axes_of(axis in self.program.reduced)
         name = scope.column if axis in self.program.reduced else "r"
         below = simplify(numel(self.program.axes[a] for a in mine if a > axis))
-        text = name if below == 1 else f"({name} // {self.params.size(below)})"
+        text = name if below == 1 else self._over(name, below, scope)
         if mine[0] != axis:
             text = f"({text} % {self.params.size(self.program.axes[axis])})"
         return text
+
+    def _over(self, name: str, below: Size, scope: Scope) -> str:
+        """A coordinate along outer axes: name // below."""
+        if name == scope.column and scope.first is not None and "inside" not in scope.mask:
+            start, width = scope.first
+            if isinstance(below, int) and below % width == 0:
+                return f"(({start}) // {below})"
+        return f"({name} // {self.params.size(below)})"
 
     def address(self, strides: Sequence[Size], scope: Scope) -> str:
         """The offset of an element; axes whose strides run on are one term."""
@@ -184,7 +211,7 @@ class Emitter:
                 if step == 0:
                     continue
                 below = simplify(numel(self.program.axes[a] for a in mine if a > run[-1]))
-                text = name if below == 1 else f"({name} // {self.params.size(below)})"
+                text = name if below == 1 else self._over(name, below, scope)
                 if run[0] != mine[0]:
                     text = f"({text} % {self.params.size(simplify(numel(self.program.axes[a] for a in run)))})"
                 parts.append(text if step == 1 else f"{text} * {self.params.size(step)}")

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from torch_kevolve.errors import PlanError
 from torch_kevolve.plan import Tensor
 from torch_kevolve.sizes import Size, simplify
 from torch_kevolve.templates.expr import Term
-from torch_kevolve.templates.row_emit import COMBINE, Scope, finished, joined, kinds
-from torch_kevolve.templates.row_kernel import RowKernel
-from torch_kevolve.templates.row_levels import behind, online_pairs, shift_form
+from torch_kevolve.templates.row_emit import COMBINE, FIRST, Scope, finished, joined, kinds
+from torch_kevolve.templates.row_levels import online_pairs
+from torch_kevolve.templates.row_relay import RowRelay
 from torch_kevolve.templates.rows import Reduce
 
 SPLITS = 128
 
 
-class Render(RowKernel):
+class Render(RowRelay):
     """One candidate, by its algorithm."""
 
     def done(self) -> tuple[str, list[Tensor]]:
-        {"resident": self.resident, "loop": self.loop, "split": self.split}[str(self.point["algorithm"])]()
+        algorithms = {"resident": self.resident, "loop": self.loop, "split": self.split, "relay": self.relay}
+        algorithms[str(self.point["algorithm"])]()
         return COMBINE + "\n\n" + "\n\n".join(self.texts), self.outs
 
     # ---- resident
@@ -29,7 +29,7 @@ class Render(RowKernel):
         self.rows.lines.append("c = tl.arange(0, BLOCK)[None, :]")
         if ragged:
             self.rows.lines.append(f"inside = c < {self.params.size(length)}")
-        tile = Scope("c", self.tile_mask(ragged), self.rows.lines)
+        tile = Scope("c", self.tile_mask(ragged), self.rows.lines, policy=FIRST)
         for reduce in self.reduces:
             self.reduce_now(reduce, tile)
         self.store_elements(tile)
@@ -94,7 +94,7 @@ class Render(RowKernel):
             if reduce.op in pairs:
                 self.add_online(reduce, pairs[reduce.op], value, tile, before, after)
             elif reduce.kind in ("var", "var_mean"):
-                self.add_variance(reduce, value, tile, before)
+                self.add_variance(reduce, value, tile, before, after)
             else:
                 names = [f"a{reduce.op}_{i}" for i in range(len(kinds(reduce, value.dtype)))]
                 for name, (identity, held) in zip(names, kinds(reduce, value.dtype), strict=True):
@@ -114,56 +114,49 @@ class Render(RowKernel):
         self, top: Reduce, total: Reduce, value: Term, tile: Scope, before: list[str], after: list[str]
     ) -> None:
         m, s = f"m{top.op}", f"s{total.op}"
-        before += [f'{m} = tl.full([ROWS, 1], float("-inf"), tl.float32)', f"{s} = tl.zeros([ROWS, 1], tl.float32)"]
+        before.append(f'{m} = tl.full([ROWS, 1], float("-inf"), tl.float32)')
+        before += [f"{name} = tl.zeros([ROWS, 1], tl.float32)" for name in (s, f"{s}_rest")]
         x = self.only(tile, value.text, 'float("-inf")')
         tile.lines += [
             f"{m}_x = {x}",
             # A maximum that keeps NaN: a row with NaN and inf has the maximum NaN, which the sum cannot tell.
             f"{m}_new = kv_max({m}, tl.reduce({m}_x, 1, kv_max, keep_dims=True))",
             f'{m}_safe = tl.where({m}_new == float("-inf"), 0.0, {m}_new)',
-            f"{s} = {s} * tl.exp({m} - {m}_safe) + tl.sum(tl.exp({m}_x - {m}_safe), 1, keep_dims=True)",
+            f"{s}_down = tl.exp({m} - {m}_safe)",
+            f"{s}_more = tl.sum(tl.exp({m}_x - {m}_safe), 1, keep_dims=True)",
+            f"{s}, {s}_rest = kv_add({s} * {s}_down, {s}_rest * {s}_down, {s}_more)",
             f"{m} = {m}_new",
         ]
+        after.append(f"{s} += {s}_rest")
 
-    def set_online(self, top: Reduce, total: Reduce) -> None:
-        graph, m, s = self.program.graph, f"m{top.op}", f"s{total.op}"
-        power = behind(self.program, total.source)
-        less = behind(self.program, graph.ops[power].args[0]) if power is not None else None
-        if less is None:
-            raise PlanError(detail="the online pair is gone")
-        form = shift_form(self.program, graph.ops[less].args[1], top)
-        # Where the maximum is infinite the two forms of eager give NaN and inf.
-        if form == "plain":
-            edge = f'tl.where({m} == float("-inf"), float("nan"), {s})'
-        else:
-            edge = f'tl.where({m} == float("inf"), {m}, {s})'
-        self.rows.memo[self.base + top.op, 0] = self.emit.bind(Term(m, "float32"), self.rows)
-        self.rows.memo[self.base + total.op, 0] = self.emit.bind(Term(edge, "float32"), self.rows)
-
-    def add_variance(self, reduce: Reduce, value: Term, tile: Scope, before: list[str]) -> None:
+    def add_variance(self, reduce: Reduce, value: Term, tile: Scope, before: list[str], after: list[str]) -> None:
         """Mean and squares of each piece around its own mean, joined piece by piece: one pass, no cancellation.
 
         (Welford per lane divides per element, which took the GroupNorm case to 0.6x.)
         """
         out = f"s{reduce.op}"
         n, mean, m2 = f"{out}_n", f"{out}_mean", f"{out}_m2"
-        before += [f"{name} = tl.zeros([ROWS, 1], tl.float32)" for name in (n, mean, m2)]
+        names = (n, mean, f"{mean}_rest", m2, f"{m2}_rest")
+        before += [f"{name} = tl.zeros([ROWS, 1], tl.float32)" for name in names]
+        after += [f"{mean} += {mean}_rest", f"{m2} += {m2}_rest"]
         ragged = "inside" in tile.mask
         tile.lines += [
             f"{out}_c = {'tl.sum(tl.where(inside, 1.0, 0.0), 1, keep_dims=True)' if ragged else 'BLOCK * 1.0'}",
             f"{out}_u = tl.sum({self.only(tile, value.text, '0.0')}, 1, keep_dims=True) / {out}_c",
             f"{out}_d = {self.only(tile, f'{value.text} - {out}_u', '0.0')}",
-            f"{out}_o = {out}_u - {mean}",
-            f"{m2} += tl.sum({out}_d * {out}_d, 1, keep_dims=True)",
-            f"{m2} += {out}_o * {out}_o * ({n} * {out}_c / ({n} + {out}_c))",
-            f"{mean} += {out}_o * ({out}_c / ({n} + {out}_c))",
+            f"{out}_o = {out}_u - ({mean} + {mean}_rest)",
+            f"{out}_more = tl.sum({out}_d * {out}_d, 1, keep_dims=True)",
+            f"{out}_more += {out}_o * {out}_o * ({n} * {out}_c / ({n} + {out}_c))",
+            f"{m2}, {m2}_rest = kv_add({m2}, {m2}_rest, {out}_more)",
+            f"{mean}, {mean}_rest = kv_add({mean}, {mean}_rest, {out}_o * ({out}_c / ({n} + {out}_c)))",
             f"{n} += {out}_c",
         ]
 
     def last_pass(self, turn: int) -> None:
         first, head, tile = self.piece(turn, self.program.row_size)
+        tile.first = (first[0].removeprefix("c = ").split(" + ")[0], self.block)
         if turn:
-            tile.policy = ', eviction_policy="evict_first"'
+            tile.policy, tile.stream = FIRST, True
         self.store_elements(tile)
         self.rows.lines += [head, *(f"    {line}" for line in [*first, *tile.lines])]
 

@@ -1,8 +1,9 @@
 """Rowwise (Triton): softmax, norms, cross-entropy, reductions: any row program.
 
 `resident`: the row in one block; every input is read once. `loop`: passes over a long row, the maximum and the sum of
-exponentials in one of them, each next pass in the reverse order, so that it starts with what is still in L2. `split`:
-the reductions of few long rows (or of columns) spread over programs, then combined.
+exponentials in one of them, each next pass in the reverse order, so that it starts with what is still in L2. `relay`:
+pieces of long rows are finished by whoever is free while they lie in L2. `split`: the reductions of few long rows (or
+of columns) spread over programs, then combined.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch_kevolve.templates.base import Point, Space
 from torch_kevolve.templates.kernel_text import is_wide, triton_space
 from torch_kevolve.templates.row_levels import levels
 from torch_kevolve.templates.row_passes import Render
+from torch_kevolve.templates.row_relay import can_relay
 from torch_kevolve.templates.rows import RowProgram, analyse
 
 
@@ -30,7 +32,7 @@ class RowwiseTriton:
         program = analyse(task)
         if isinstance(program, str) or _finals_feed_rows(program):
             return None
-        return _space(self.name, task, program)
+        return _space(self.name, task, program, device)
 
 
 def _finals_feed_rows(program: RowProgram) -> bool:
@@ -45,15 +47,17 @@ def _finals_feed_rows(program: RowProgram) -> bool:
     return False
 
 
-def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
+def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFacts) -> Space | None:
     bound = upper_bound(program.row_size, task.symbols)
     row = 0 if bound is None else next_power_of_2(bound)
     whole = any(program.level(out.ref.index) == "element" for out in program.outputs)
     hard = any(r.kind in ("var", "var_mean", "prod") for r in program.reduces)
     simple = not whole and not hard and levels(program) == 1
     inner = _inner(program)
+    # Only one L2 makes the second phase cheap; an AMD chip has one per die.
+    relay = device.arch.startswith("cuda") and not inner and can_relay(program)
     axes = {
-        "algorithm": ("resident", "loop", "split"),
+        "algorithm": ("resident", "loop", "relay", "split"),
         "BLOCK": tuple(2**i for i in range(4, 18)),
         "ROWS": (1, 2, 4, 8, 16, 32, 64, 128),
         "num_warps": (1, 2, 4, 8, 16, 32),
@@ -67,6 +71,8 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
             return False
         if point["algorithm"] == "resident":
             return block == row and point["order"] == "reverse"
+        if point["algorithm"] == "relay":
+            return relay and rows == 1 and held <= 64 and block * 2 <= row and point["order"] == "forward"
         if point["algorithm"] == "split":
             return simple and point["order"] == "reverse" and (row == 0 or block * 8 <= row)
         return (row == 0 or block * 2 <= row) and held <= 64
@@ -74,7 +80,7 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
     rows = int(numel_hint(program))
     good: list[tuple[str, int, int, int, str]] = []
     if inner:
-        for width, block, warps in ((64, 32, 4), (32, 64, 4), (128, 16, 4), (64, 64, 8), (32, 128, 8), (128, 32, 8)):
+        for width, block, warps in ((64, 32, 4), (128, 64, 8), (64, 64, 8), (128, 32, 8), (32, 64, 4), (128, 16, 4)):
             kind = "split" if simple and rows < 132 * width * 8 else "loop"
             good.append((kind, block, width, warps, "reverse"))
         good += [("loop", 32, 64, 4, "reverse"), ("loop", 16, 16, 4, "reverse"), ("resident", row, 32, 8, "reverse")]
@@ -83,6 +89,9 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
         for warps, per in ((4, 1), (8, 1), (16, 1), (32, 1), (4, 4), (4, 16), (1, 1), (2, 1), (1, 16), (4, 64)):
             if 0 < row <= 65536 and 4 <= row * per / (32 * warps) <= 64:
                 good.append(("resident", row, per, warps, "reverse"))
+        if row > 32768:
+            shapes = ((16384, 16), (8192, 8), (16384, 8), (8192, 4), (4096, 4), (32768, 16), (32768, 32))
+            good += [("relay", block, 1, warps, "forward") for block, warps in shapes]
         for block, warps in ((8192, 4), (8192, 8), (4096, 4), (16384, 16), (4096, 8), (16384, 8), (1024, 4)):
             good.append(("loop", block, 1, warps, "reverse"))
         good.append(("split", 4096, 1, 8, "reverse"))
@@ -90,12 +99,13 @@ def _space(family: str, task: KernelTask, program: RowProgram) -> Space | None:
     start: list[Point] = [dict(zip(axes, each, strict=True)) for each in good if each[1] in axes["BLOCK"]]
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
-        return Render(builder, program, point, is_wide(task)).done()
+        return Render(builder, program, point, is_wide(task), max(1, device.units)).done()
 
     def moves(point: Point) -> tuple[str, ...]:
         return {
             "resident": ("row-on-chip",),
             "loop": ("online-softmax", "reverse-second-pass") if point["order"] == "reverse" else ("online-softmax",),
+            "relay": ("online-softmax", "tickets", "second-phase-from-l2"),
             "split": ("split-row",),
         }[str(point["algorithm"])]
 

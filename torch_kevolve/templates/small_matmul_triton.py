@@ -1,7 +1,8 @@
 """Small matmul (Triton): batches of small products, whole matrices per program.
 
 A matrix of up to 128 x 128 is one tile, so nothing is loaded twice. fp32 is multiplied on the tensor cores as a sum of
-tf32 or bf16 products that is as exact as fp32 arithmetic; `ieee` stays on the fp32 units.
+tf32 or bf16 products that is as exact as fp32 arithmetic; `ieee` stays on the fp32 units, and so do matrices with
+values that are not finite (an infinity less its own high part is NaN) or near the top of fp32.
 """
 
 from __future__ import annotations
@@ -53,12 +54,17 @@ def _space(
             return False
         return m * n // (32 * warps) <= 128 and (m // 16) * (n // 8) >= warps
 
-    first = sums[0] if full else "plain"
-    rows = [
-        (1, first, 1, 1), (1, first, 2, 1), (1, first, 4, 1), (2, first, 1, 2), (4, first, 1, 2), (4, first, 4, 2),
-        (8, first, 4, 3), (1, first, 8, 1), *([(1, "bf16x6", 1, 1), (1, "ieee", 1, 1), (1, "ieee", 4, 1)] if
-        full else []),
-    ]  # fmt: skip
+    first = "ieee" if full else "plain"
+    rows = [(1, first, 4, 1), (2, first, 1, 3), (1, first, 2, 1), (2, first, 1, 2), (1, first, 1, 1), (4, first, 1, 2)]
+    if full:
+        rows += [
+            (1, "tf32x3", 1, 1),
+            (1, "tf32x3", 4, 1),
+            (2, "tf32x3", 1, 2),
+            (1, "tf32x3", 8, 1),
+            (1, "bf16x6", 1, 1),
+        ]
+    rows += [(4, first, 4, 2), (8, first, 4, 3), (1, first, 8, 1)]
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in rows if row[1] in axes["precision"]]
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
@@ -81,12 +87,11 @@ def _render(
     exact = found.sizes[1:] == blocks
     keep_a = "" if exact else f", mask=(rm[:, None] < {m}) & (rk[None, :] < {k}), other=0"
     keep_b = "" if exact else f", mask=(rk[:, None] < {k}) & (rn[None, :] < {n}), other=0"
-    precision = "" if point["precision"] == "plain" else f', input_precision="{point["precision"]}"'
     inside = [
         "i0 = start + j",
         f"a = tl.load({p.input(found.left.index)} + {a}{keep_a})",
         f"b = tl.load({p.input(found.right.index)} + {b}{keep_b})",
-        f"acc = tl.dot(a, b{precision})",
+        *_product(str(point["precision"])),
     ]
     if found.bias is not None:
         where = address(p, found.bias_strides, ("i0", "i1", "i2"))
@@ -113,3 +118,18 @@ def _render(
     meta = {"MATRICES": point["MATRICES"], "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_K": blocks[2]}
     builder.run("small_matmul", grid, p.args, **meta, num_warps=point["num_warps"], num_stages=point["num_stages"])
     return text, outs
+
+
+def _product(precision: str) -> list[str]:
+    """Statements from tiles `a` and `b` to `acc`."""
+    if precision == "plain":
+        return ["acc = tl.dot(a, b)"]
+    if precision == "ieee":
+        return ['acc = tl.dot(a, b, input_precision="ieee")']
+    return [
+        "low = tl.min((tl.abs(a) < 1.0e38).to(tl.int32)) + tl.min((tl.abs(b) < 1.0e38).to(tl.int32))",
+        "if low == 2:",
+        f'    acc = tl.dot(a, b, input_precision="{precision}")',
+        "else:",
+        '    acc = tl.dot(a, b, input_precision="ieee")',
+    ]
