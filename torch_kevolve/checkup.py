@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_kevolve.devices import current
+from torch_kevolve.evaluation import sandbox
 from torch_kevolve.languages import LANGUAGES
 from torch_kevolve.lowering import inductor
 from torch_kevolve.lowering.hooks import Hooks
@@ -28,6 +32,7 @@ def checkup() -> dict[str, Any]:
         _check("store", _store),
         _check("inductor hooks", _hooks),
         _check("backend by name", _named),
+        *_sandbox(),
     ]
     return {"version": VERSION, "torch": torch.__version__, "languages": languages, "checks": checks}
 
@@ -56,6 +61,29 @@ def _store() -> str:
     if bad:
         return f"missing|{len(bad)} bad entries of {good + len(bad)}; see kevolve cache verify"
     return f"{good} kernels in {home} and the seeds"
+
+
+SANDBOX = ("no_new_privs", "seccomp", "fork", "execve", "setsid", "socket", "ptrace", "kill of others", "no file grows")
+"""What a locked worker should be refused, as `sandbox.tried` names it."""
+
+
+def _sandbox() -> list[dict[str, str]]:
+    """A process of its own locks itself as a worker does and tries what it should be refused: one row per part."""
+    try:
+        command = [sys.executable, "-I", str(sandbox.__file__)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        seen: dict[str, bool] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [{"name": "sandbox", "status": "broken", "hint": f"{type(error).__name__}: {error}"[:300]}]
+    why = "not refused by this kernel: candidates are held by the policy and their own process alone"
+    return [
+        {
+            "name": f"sandbox {part}",
+            "status": "ok" if seen.get(part) else "missing",
+            "hint": "active in workers" if seen.get(part) else why,
+        }
+        for part in SANDBOX
+    ]
 
 
 def _hooks() -> str:

@@ -82,11 +82,11 @@ class Proof:
         for number, (row, spec, (block, _)) in enumerate(zip(rows, specs, self.exhibits.outs, strict=True)):
             shape = [int(size) for size in spec.shape]
             if not isinstance(row, dict) or row.get("dtype") != spec.dtype or row.get("shape") != shape:
-                got = f"{row.get('dtype')}{row.get('shape')}"[:200] if isinstance(row, dict) else "nothing"
+                got = _printable(f"{row.get('dtype')}{row.get('shape')}") if isinstance(row, dict) else "nothing"
                 return f"output {number} is {got}, not {spec.dtype}{shape}", []
             own, wanted = row.get("own"), [int(stride) for stride in spec.strides]
             if not self._fits(own, wanted, shape) and not self._fits(own, self._twin_strides(exhibit, number), shape):
-                return f"output {number} has strides {own!r:.100}, the task's are {wanted}", []
+                return f"output {number} has strides {_printable(repr(own))}, the task's are {wanted}", []
             strides = list(torch.empty(shape, device="meta").stride())
             outs.append(place(block, {"dtype": spec.dtype, "shape": shape, "strides": strides}))
         return "", outs
@@ -220,3 +220,8 @@ class Proof:
         if not isinstance(own, list) or len(own) != len(shape) or len(wanted) != len(shape):
             return False
         return 0 in shape or all(a == b for a, b, size in zip(own, wanted, shape, strict=True) if size > 1)
+
+
+def _printable(text: str) -> str:
+    """Text of a worker's that a file can hold."""
+    return text[:100].encode(errors="replace").decode()

@@ -54,7 +54,7 @@ class Worker:
     def _limit(self, extra: int) -> dict[str, Any]:
         """`extra` bytes more than what is held now: of address space, on CUDA of the allocator's memory."""
         if self.runner.device == "cpu":
-            with contextlib.suppress(OSError):  # a locked worker keeps the limit that it has
+            with contextlib.suppress(OSError, ValueError):  # a locked worker keeps the limit that it has
                 limit_memory(extra)
             return {}
         free, whole = torch.cuda.mem_get_info(torch.device(self.runner.device))
