@@ -119,7 +119,15 @@ template <class A, class B> __attribute__((noinline, cold))
 vf again(vf got, const A* a, int64_t step, const B* b, int64_t sk, int64_t sn, int64_t depth, int n) {
   for (int64_t k = 0; k < depth; k++) { const float x = load_one(a + k * step).v[0]; if (x != x) return got; }
   dv sum = {};
-  for (int64_t k = 0; k < depth; k++) sum += (double)load_one(a + k * step).v[0] * wide(load_step(b + k * sk, sn, n));
+  int64_t k = 0;
+  if (sk == 1 && n == L)
+    for (; k + L <= depth; k += L) {
+      vf x[L];
+      for (int q = 0; q < L; q++) x[q] = load(b + q * sn + k);
+      transpose(x);
+      for (int q = 0; q < L; q++) sum += (double)load_one(a + (k + q) * step).v[0] * wide(x[q]);
+    }
+  for (; k < depth; k++) sum += (double)load_one(a + k * step).v[0] * wide(load_step(b + k * sk, sn, n));
   const fv full = __builtin_convertvector(sum, fv);
   return vf((got.v - got.v) == 0 ? got.v : full);
 }
