@@ -39,9 +39,11 @@ KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t 
     b += ldb;
   }
 }
-// out = held + product, as MR rows of NV vectors without gaps; `held` may be null or `out`. True where all are finite.
+// out = held + product, as MR rows of NV vectors without gaps; `held` may be null or `out`. False where `last` and a sum
+// is not finite.
 template <int MR, int NV, bool LEFT, int LDB> __attribute__((noinline))
-bool tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held, float* out) {
+bool tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held, float* out,
+          bool last) {
   fv acc[MR][NV];
   micro<MR, NV, LEFT>(a, lda, b, LDB ? LDB : ldb, depth, acc);
   if (held)
@@ -49,26 +51,30 @@ bool tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t dept
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
       for (int j = 0; j < NV; j++) acc[i][j] += load(held + (i * NV + j) * L).v;
-  fv none = {};
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; j++) {
-      store(out + (i * NV + j) * L, vf(acc[i][j]));
-      none += acc[i][j] - acc[i][j];
-    }
-  return all(none == 0);
+    for (int j = 0; j < NV; j++) store(out + (i * NV + j) * L, vf(acc[i][j]));
+  if (!last) return true;
+  fv none[4] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < NV; j++) none[(i * NV + j) % 4] += acc[i][j] - acc[i][j];
+  return all((none[0] + none[1]) + (none[2] + none[3]) == 0);
 }
 // The last rows of A read in place: fewer than MR.
 template <int MR, int NV, int LDB> struct Rows {
   static bool run(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held,
-                  float* out) {
-    if (rows == MR) return tile<MR, NV, false, LDB>(a, lda, b, ldb, depth, held, out);
-    return Rows<MR - 1, NV, LDB>::run(rows, a, lda, b, ldb, depth, held, out);
+                  float* out, bool last) {
+    if (rows == MR) return tile<MR, NV, false, LDB>(a, lda, b, ldb, depth, held, out, last);
+    return Rows<MR - 1, NV, LDB>::run(rows, a, lda, b, ldb, depth, held, out, last);
   }
 };
 template <int NV, int LDB> struct Rows<0, NV, LDB> {
-  static bool run(int, const float*, int64_t, const float*, int64_t, int64_t, const float*, float*) { return true; }
+  static bool run(int, const float*, int64_t, const float*, int64_t, int64_t, const float*, float*, bool) {
+    return true;
+  }
 };
 // `cols` columns of B, `depth` rows, as rows of NV vectors; columns that do not exist are 0.
 template <int NV, class T> void pack(const T* b, int64_t sk, int64_t sn, int64_t depth, int64_t cols, float* out) {
@@ -115,7 +121,7 @@ void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, 
 }
 // L products once more in double, where fp32 left its range: an overflow on the way depends on the order of the sum.
 // A row with a NaN is left alone.
-template <class A, class B> __attribute__((noinline, cold))
+template <class A, class B> __attribute__((noinline))
 vf again(vf got, const A* a, int64_t step, const B* b, int64_t sk, int64_t sn, int64_t depth, int n) {
   for (int64_t k = 0; k < depth; k++) { const float x = load_one(a + k * step).v[0]; if (x != x) return got; }
   dv sum = {};
@@ -131,10 +137,24 @@ vf again(vf got, const A* a, int64_t step, const B* b, int64_t sk, int64_t sn, i
   const fv full = __builtin_convertvector(sum, fv);
   return vf((got.v - got.v) == 0 ? got.v : full);
 }
+// The largest finite absolute value of `rows` vectors of `depth` elements.
+template <class T> float largest(const T* from, int64_t rows, int64_t srow, int64_t sdeep, int64_t depth) {
+  const int64_t fast = sdeep == 1 ? depth : rows, slow = sdeep == 1 ? rows : depth;
+  const int64_t step = sdeep == 1 ? 1 : srow, stride = sdeep == 1 ? srow : sdeep;
+  vf top = vf(fv{});
+  for (int64_t i = 0; i < slow; i++)
+    for (int64_t k = 0; k < fast; k += L) {
+      const vf x = abs(load_step(from + i * stride + k * step, step, (int)(fast - k < L ? fast - k : L)));
+      top = max(top, vf((x.v - x.v) == 0 ? x.v : fv{}));
+    }
+  return hmax(top);
+}
 // The same for what is not finite in a tile of `rows` and `cols`.
-template <int NV, class A, class B> __attribute__((noinline, cold))
+template <int NV, class A, class B> __attribute__((noinline))
 void again_tile(float* tile, int rows, int64_t cols, const A* a, int64_t sm, int64_t sk, const B* b, int64_t sbk,
                 int64_t sbn, int64_t depth) {
+  // Finite factors too small to overflow: the infinities and NaNs are the inputs' own, and are right.
+  if ((double)largest(a, rows, sm, sk, depth) * largest(b, cols, sbn, sbk, depth) * (double)depth < 1e38) return;
   for (int i = 0; i < rows; i++)
     for (int j = 0; j * L < cols; j++) {
       float* at = tile + (i * NV + j) * L;
@@ -168,32 +188,25 @@ struct Row {
     const double whole = hsum(sum);
     return whole == 0 || __builtin_isinf(most()) ? whole : whole * std::exp(off - most());
   }
-  // `off` follows the largest of n vectors. Beside an infinity they are summed here: true, nothing is left to do.
-  __attribute__((noinline, cold)) bool move(const vf* x, int n) {
-    vf big = splat(-__builtin_inff());
-    for (int j = 0; j < n; j++) big = max(x[j], big);
-    const float most = hmax(big);
+  // n vectors x, with their maximum and the sum of exp(x - off).
+  KV void add(vf big, vf part, const vf* x, int n) {
+    if (__builtin_expect(!all(big.v <= limit), 0)) part = move(big, x, n);
     top = max(big, vf(top)).v;
-    if (__builtin_isinf(hmax(vf(top)))) {
-      for (int j = 0; j < n; j++) sum += wide(exp(x[j] - splat(off)));
-      return true;
-    }
-    if (!(most > limit)) return false;
-    if (limit > -__builtin_inff()) sum *= std::exp((double)off - most);
-    off = most;
-    limit = most + 4;
-    return false;
-  }
-  template <int N> KV void add(const vf (&x)[N]) {
-    vf big = x[0];
-#pragma GCC unroll 8
-    for (int j = 1; j < N; j++) big = max(x[j], big);
-    if (__builtin_expect(!all(big.v <= limit), 0) && move(x, N)) return;
-    top = max(big, vf(top)).v;
-    vf part = exp_low(x[0] - splat(off));
-#pragma GCC unroll 8
-    for (int j = 1; j < N; j++) part = part + exp_low(x[j] - splat(off));
     sum += wide(part);
+  }
+  // Another `off`, which is the largest x, and the sum of exp(x - off); beside an infinity `off` stays.
+  __attribute__((noinline, cold)) vf move(vf big, const vf* x, int n) {
+    const float largest = hmax(big);
+    vf part(0.0f);
+    if (__builtin_isinf(largest) || most() == __builtin_inf()) {
+      for (int j = 0; j < n; j++) part = part + exp(x[j] - splat(off));
+      return part;
+    }
+    if (limit > -__builtin_inff()) sum *= std::exp((double)off - largest);
+    off = largest;
+    limit = largest + 4;
+    for (int j = 0; j < n; j++) part = part + exp_low(x[j] - splat(off));
+    return part;
   }
 };
 // Joins (top, sum of exp(x - safe(top))) of two parts of a row. Where the maximum is infinite it is not taken off.
