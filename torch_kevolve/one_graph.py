@@ -28,7 +28,7 @@ from torch_kevolve.tally import TALLY
 from torch_kevolve.task import digest
 
 log = logging.getLogger(__name__)
-WAYS: Mapping[str, Mapping[str, object]] = {"max_autotune": {"max_autotune": True, "max_autotune_gemm": True}}
+WAYS: Mapping[str, Mapping[str, object]] = {"max_autotune": {"max_autotune": True, "coordinate_descent_tuning": True}}
 """Inductor's own option sets that change no semantics, raced beside the kernels when the user asked for no mode."""
 
 
