@@ -7,7 +7,7 @@ import torch
 from torch_kevolve.languages.replay import Replay, replay, show
 from torch_kevolve.plan import LaunchPlan, build
 from torch_kevolve.sizes import Symbol, symbol
-from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph, TensorSpec
+from torch_kevolve.task import DType, KernelTask, Op, Ref, TaskGraph, TensorSpec
 
 S0 = symbol("s0")
 X = TensorSpec("float32", (S0, 8), (8, 1))
@@ -113,3 +113,12 @@ def test_inductors_own_prims_are_found_in_a_bare_process():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "prims._low_memory_max_pool_with_offsets.default", done.stderr
+
+
+def test_a_library_call_that_makes_a_tensor_of_nothing_is_told_where():
+    x, places = TensorSpec("float32", (4,), (1,)), TensorSpec("int64", (4,), (1,))
+    kwargs = {"start": 0, "step": 1, "dtype": DType("int64")}
+    task = KernelTask(TaskGraph((x,), (Op("prims.iota.default", (4,), (places,), tuple(kwargs.items())),), (Ref(1),)))
+    plan = build(task, lambda p, x: p.aten("prims.iota.default", (4,), (places,), kwargs))
+    (out,) = replay(plan, task, (torch.zeros(4),), None)
+    assert out.tolist() == [0, 1, 2, 3]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_kevolve.languages.replay import operator
+from torch_kevolve.languages.replay import operator, unsaid
 from torch_kevolve.sizes import bind, evaluate
 from torch_kevolve.task import FLOATS, Arg, DType, KernelTask, Op, Ref, TaskGraph
 
@@ -109,18 +109,9 @@ def _run(op: Op, real: Callable[[Arg], Any], exact: bool, is_output: bool, devic
     if exact and op.target in ATTENTION:
         return _attention(op, args, kwargs)
     function = operator(op.target)
-    kwargs.update(_unsaid(function, kwargs, device))
+    kwargs.update(unsaid(function, kwargs, device))
     result = function(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-
-def _unsaid(function: Any, said: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
-    """Arguments that a task leaves out because they are no part of what is computed."""
-    names = {argument.name for argument in function._schema.arguments}
-    out: dict[str, Any] = {"device": device} if "device" in names else {}
-    if "requires_grad" in names and "requires_grad" not in said:
-        out["requires_grad"] = False
-    return out
 
 
 def _attention(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -184,7 +175,7 @@ def to_module(task: KernelTask, twin: bool = True, weights: Mapping[int, Tensor]
     for number, op in enumerate(graph.ops):
         kwargs: dict[str, Any] = {name: real(value) for name, value in op.kwargs}
         function = operator(op.target)
-        kwargs = {**kwargs, **_unsaid(function, kwargs, None)}
+        kwargs = {**kwargs, **unsaid(function, kwargs, None)}
         if "device" in kwargs:
             kwargs["device"] = fx_device(made, nodes)
         nodes[len(graph.inputs) + number] = made.call_function(function, tuple(real(a) for a in op.args), kwargs)

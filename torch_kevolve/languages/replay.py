@@ -97,6 +97,7 @@ class Replay:
 
         def act(world: World, device: torch.device) -> None:
             real = {name: _real(value, world) for name, value in kwargs.items()}
+            real.update(unsaid(function, kwargs, device))
             result = function(*[_real(arg, world) for arg in args], **real)
             world.update(zip(names, result if isinstance(result, tuple | list) else (result,), strict=False))
 
@@ -139,6 +140,15 @@ def operator(target: str) -> Any:
         return getattr(getattr(getattr(torch.ops, space), name), overload)
     except AttributeError:
         raise PlanError(detail=f"this torch ({torch.__version__}) has no {target}") from None
+
+
+def unsaid(function: Any, said: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Arguments that a task leaves out because they are no part of what is computed: where, and no gradient."""
+    names = {argument.name for argument in function._schema.arguments}
+    out: dict[str, Any] = {"device": device} if "device" in names else {}
+    if "requires_grad" in names and "requires_grad" not in said:
+        out["requires_grad"] = False
+    return out
 
 
 def _known(value: Any, binding: Mapping[str, int]) -> Any:

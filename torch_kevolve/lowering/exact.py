@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_kevolve.errors import PlanError
-from torch_kevolve.languages.replay import operator
+from torch_kevolve.languages.replay import operator, unsaid
 from torch_kevolve.sizes import Size
 from torch_kevolve.task import FLOATS, Arg, DType, KernelTask, Op, Ref, TaskGraph, TensorSpec
 
@@ -106,19 +106,10 @@ def run(graph: TaskGraph, inputs: Sequence[Tensor], exact: bool = True) -> list[
             continue
         kwargs = {name: real(value) for name, value in op.kwargs}
         function = operator(op.target)
-        if op.target == "prims.iota.default" or (not exact and _makes(function)):
-            kwargs["device"] = device
-        if op.target == "prims.iota.default":
-            kwargs.setdefault("requires_grad", False)
+        kwargs.update(unsaid(function, kwargs, device))
         made = function(*map(real, op.args), **kwargs)
         values.append(tuple(made) if isinstance(made, tuple | list) else (made,))
     return [values[ref.index][ref.item] for ref in graph.outputs]
-
-
-def _makes(function: Any) -> bool:
-    """The operator makes a tensor of nothing, on a device that a task does not name."""
-    names = {argument.name for argument in function._schema.arguments}
-    return "device" in names and "self" not in names
 
 
 def _close(want: Tensor, got: Tensor) -> bool:
