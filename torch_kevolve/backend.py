@@ -42,8 +42,13 @@ def report_regions() -> list[RegionVerdict]:
     return TALLY.regions()
 
 
+def report_gates() -> list[dict[str, Any]]:
+    """What the whole-graph gate decided since the last `reset_metrics`: `phase`, `kept`, and `ms` by arm or `why`."""
+    return TALLY.gates()
+
+
 def reset_metrics() -> None:
-    """Set all counters to zero and forget the regions."""
+    """Set all counters to zero and forget the regions and gates."""
     TALLY.clear()
 
 

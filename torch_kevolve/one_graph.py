@@ -169,6 +169,7 @@ class OneGraph:
     def _gate(self, phase: str, verdict: Mapping[str, Json]) -> None:
         with self.lock:
             self.gates[phase] = dict(verdict)
+        TALLY.raced(phase, verdict)
 
     def _fault(self, reason: str, error: Exception) -> None:
         if self.settings.on_error == "raise":

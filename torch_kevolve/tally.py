@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch_kevolve.record import RegionVerdict
@@ -20,6 +20,7 @@ class Tally:
         self._counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
         self._regions: list[RegionVerdict] = []
+        self._gates: list[dict[str, Any]] = []
 
     def add(self, name: str, number: int = 1) -> None:
         """Raises KeyError for a name that is not in COUNTS."""
@@ -48,6 +49,16 @@ class Tally:
         with self._lock:
             return list(self._regions)
 
+    def raced(self, phase: str, verdict: Mapping[str, Any]) -> None:
+        """Keep what the whole-graph gate decided for one graph."""
+        with self._lock:
+            self._gates.append({"phase": phase, **verdict})
+
+    def gates(self) -> list[dict[str, Any]]:
+        """The gate's verdicts so far: `phase`, `kept`, and `ms` by arm or `why` there was no race."""
+        with self._lock:
+            return list(self._gates)
+
     def read(self) -> dict[str, Any]:
         """`{name: int}` for all of COUNTS, and `left: {reason: int}`."""
         with self._lock:
@@ -58,6 +69,7 @@ class Tally:
             self._counts.clear()
             self._left.clear()
             self._regions.clear()
+            self._gates.clear()
 
 
 TALLY = Tally()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_kevolve.backend import report_regions, reset_metrics
+from torch_kevolve.backend import report_gates, report_regions, reset_metrics
 from torch_kevolve.bench.arms import MODES, NO_CUDA_GRAPHS, Arm, Workload, compiled_arm, eager_arm
 from torch_kevolve.bench.row import Row
 from torch_kevolve.bench.version import commit
@@ -116,9 +116,13 @@ def _search(work: Workload, row: Row, options: Mapping[str, Any]) -> str:
     started = time.perf_counter()
     compiled_arm(work, "kevolve", backend="kevolve", options=dict(options))
     row.search_s = time.perf_counter() - started
-    return "; ".join(
-        sorted({f"{r.anchor}: {r.reason} {r.detail}"[:160] for r in report_regions() if r.status == "left"})
-    )
+    left = sorted({f"{r.anchor}: {r.reason} {r.detail}"[:160] for r in report_regions() if r.status == "left"})
+    return "; ".join([*left, *map(_gate_text, report_gates())])
+
+
+def _gate_text(gate: Mapping[str, Any]) -> str:
+    times = ", ".join(f"{name} {ms:.4g}" for name, ms in gate.get("ms", {}).items())
+    return f"{gate['phase']} graph: {gate['kept']} kept ({times or gate.get('why', '')})"
 
 
 def _kevolve_arms(work: Workload, row: Row, options: Mapping[str, Any], searched: str) -> dict[str, Arm]:
