@@ -1,4 +1,4 @@
-"""Lock: one measurement at a time per device, over all processes of this machine, and no other work of ours beside it."""
+"""Lock: one measurement at a time per device, over all processes, and no other work of ours beside it."""
 
 from __future__ import annotations
 

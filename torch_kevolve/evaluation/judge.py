@@ -142,7 +142,7 @@ class Judge:
         return self.device.name == "cpu" and not any(op.target in MATMULS for op in self.job.task.graph.ops)
 
     def _compile_arms(self, wanted: Sequence[str], needed: bool = False) -> str:
-        """Arms that may fail: what Inductor cannot compile is noted and is no rival. `needed`: whatever the deadline."""
+        """What Inductor cannot compile is noted and is no rival. `needed`: whatever the deadline."""
         for arm in wanted:
             left = ARM_S if needed else self.job.deadline - time.monotonic()
             if left < 5 and len(self.arms) > 1:

@@ -6,18 +6,18 @@ from torch_kevolve.plan import Tensor
 from torch_kevolve.sizes import Size, simplify
 from torch_kevolve.templates.expr import Term
 from torch_kevolve.templates.row_emit import COMBINE, FIRST, Scope, finished, joined, kinds
+from torch_kevolve.templates.row_kernel import RowKernel
 from torch_kevolve.templates.row_levels import online_pairs
-from torch_kevolve.templates.row_relay import RowRelay
 from torch_kevolve.templates.rows import Reduce
 
 SPLITS = 128
 
 
-class Render(RowRelay):
+class Render(RowKernel):
     """One candidate, by its algorithm."""
 
     def done(self) -> tuple[str, list[Tensor]]:
-        algorithms = {"resident": self.resident, "loop": self.loop, "split": self.split, "relay": self.relay}
+        algorithms = {"resident": self.resident, "loop": self.loop, "split": self.split}
         algorithms[str(self.point["algorithm"])]()
         return COMBINE + "\n\n" + "\n\n".join(self.texts), self.outs
 
