@@ -154,13 +154,13 @@ class _Writer:
             "{",
             f"float* const packed = {_room('deep * NR')};",
             *([f"float* const lefts = {_room(own)};"] if p["LEFT"] == 1 else []),
-            f"float* const held = kblocks > 1 ? {_room('tall * MR * PANELS * NR')} : nullptr;",
+            f"float* const held = {'true' if tail else 'kblocks > 1'} ? {_room('tall * MR * PANELS * NR')} : nullptr;",
             *(["kv::Row* const state = (kv::Row*)aligned_alloc(64, tall * MR * sizeof(kv::Row));"] if tail else []),
             *(self.pack_all() if p["LEFT"] == 2 else []),
             "#pragma omp for schedule(dynamic)",
             "for (int64_t item = 0; item < items; item++) {",
-            "const int64_t i0 = item / (mblocks * chunks), chunk = item / mblocks % chunks, s0 = item % mblocks * tall;",
-            "const int64_t high = std::min<int64_t>(tall, strips - s0); (void)i0;",
+            "const int64_t i0 = item / (mblocks * chunks), chunk = item / mblocks % chunks; (void)i0;",
+            "const int64_t s0 = item % mblocks * tall, high = std::min<int64_t>(tall, strips - s0);",
             *(self.pack_own() if p["LEFT"] == 1 else []),
             *(["for (int64_t m = 0; m < high * MR; m++) state[m].clear();"] if tail else []),
             "const int64_t begin = chunk * panels / chunks, end = (chunk + 1) * panels / chunks;",
@@ -229,10 +229,13 @@ class _Writer:
         if self.point["PACK"]:
             right, step = [pack, "const float* const right = packed;"], "NR"
         else:
-            right, step = [
-                f"const float* right = {b_at}; int64_t ldb = {self.sb[0]};",
-                f"if (cols < NR) {{ {pack} right = packed; ldb = NR; }}",
-            ], "ldb"
+            right, step = (
+                [
+                    f"const float* right = {b_at}; int64_t ldb = {self.sb[0]};",
+                    f"if (cols < NR) {{ {pack} right = packed; ldb = NR; }}",
+                ],
+                "ldb",
+            )
         fixed = "NR" if self.point["PACK"] else "0"
         call = f"kv::tile<MR, NV, true, {fixed}>(" if place else f"kv::Rows<MR, NV, {fixed}>::run(rows, "
         call += f"{left}, {self.sa[0]}, right, {step}, depth, kb ? mine : nullptr, "
@@ -241,18 +244,21 @@ class _Writer:
         return [
             "for (int64_t kb = 0; kb < kblocks; kb++) {",
             f"const int64_t k0 = kb * deep, depth = std::min<int64_t>(deep, {self.k} - k0);",
-            "for (int64_t q = p0; q < std::min(end, p0 + PANELS); q++) {",
+            "const bool last = kb + 1 == kblocks;",
+            "const int64_t stop = std::min(end, p0 + PANELS);",
+            "for (int64_t q = p0; q < stop; q++) {",
             f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0);",
             *right,
             "for (int64_t s = 0; s < high; s++) {",
             f"const int64_t m0 = (s0 + s) * MR; const int rows = (int)std::min<int64_t>(MR, {self.m} - m0);",
             "float* const mine = held + ((q - p0) * tall + s) * MR * NR;",
-            f"if (kb + 1 < kblocks) {{ {call}mine); continue; }}",
-            "alignas(64) float hot[MR * NR];",
-            f"if (!{call}hot)) kv::again_tile<NV>(hot, rows, cols, {again});",
-            "for (int i = 0; i < rows; i++) { const int64_t i1 = m0 + i; (void)i1;",
-            *(self.add_row() if found.tail else self.finish_row()),
-            "} } } }",
+            *([] if found.tail else ["alignas(64) float hot[MR * NR];", "float* const to = last ? hot : mine;"]),
+            f"if (!{call}{'mine' if found.tail else 'to'}, last))",
+            f"kv::again_tile<NV>({'mine' if found.tail else 'to'}, rows, cols, {again});",
+            *([] if found.tail else self.finish_tile()),
+            "} }",
+            *(self.add_rows() if found.tail else []),
+            "}",
         ]
 
     def ragged(self) -> bool:
@@ -260,44 +266,57 @@ class _Writer:
         n, wide = self.found.sizes[2], int(self.point["NV"]) * self.lanes
         return not isinstance(n, int) or n % wide != 0
 
-    def finish_row(self) -> list[str]:
+    def finish_tile(self) -> list[str]:
+        """What follows the product, of a tile that has just been summed."""
         whole = [
             "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L;",
             "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
             *self.finish(""),
             "}",
         ]
-        if not self.ragged():
-            return whole
-        return [
-            "if (cols == NR) {",
-            *whole,
-            "} else for (int j = 0; j * kv::L < cols; j++) { const int64_t c = n0 + j * kv::L;",
+        tail = [
+            "for (int j = 0; j * kv::L < cols; j++) { const int64_t c = n0 + j * kv::L;",
             "const int n = (int)std::min<int64_t>(kv::L, cols - j * kv::L);",
             "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
             *self.finish("n"),
             "}",
         ]
+        both = ["if (cols == NR) {", *whole, "} else {", *tail, "}"] if self.ragged() else whole
+        return ["if (last) for (int i = 0; i < rows; i++) { const int64_t i1 = m0 + i; (void)i1;", *both, "}"]
 
-    def add_row(self) -> list[str]:
-        """The values of a row in this tile, to the row's sums."""
+    def add_rows(self) -> list[str]:
+        """The rows of a block of columns, to their maxima and sums."""
         text = self.found.body.stores[0].text
+        read = "const kv::vf sum = kv::load(at + j * kv::L);"
+        keep = "big = kv::max(x[count], big); part = part + kv::exp_low(x[count++] - off); }"
         whole = [
             "#pragma GCC unroll 8",
             "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L; (void)c;",
-            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
+            read,
             *self.value(""),
-            f"x[j] = {text}; }}",
+            f"x[count] = {text};",
+            keep,
         ]
         tail = [
-            "for (int j = 0; j < NV; j++) { const int64_t c = n0 + j * kv::L; (void)c;",
-            "const int n = (int)std::min<int64_t>(kv::L, std::max<int64_t>(0, cols - j * kv::L));",
-            "const kv::vf sum = kv::load(hot + (i * NV + j) * kv::L);",
+            "for (int j = 0; j * kv::L < cols; j++) { const int64_t c = n0 + j * kv::L; (void)c;",
+            "const int n = (int)std::min<int64_t>(kv::L, cols - j * kv::L);",
+            read,
             *self.value("n"),
-            f"x[j] = kv::select(kv::first(n), {text}, kv::splat(-__builtin_inff())); }}",
+            f"x[count] = kv::select(kv::first(n), {text}, kv::splat(-__builtin_inff()));",
+            keep,
         ]
-        both = ["if (cols == NR) {", *whole, "} else {", *tail, "}"] if self.ragged() else whole
-        return ["kv::vf x[NV];", *both, "state[s * MR + i].add(x);"]
+        return [
+            f"if (last) for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - s0 * MR); m++) {{",
+            "const int64_t i1 = s0 * MR + m; int count = 0; (void)i1;",
+            "kv::vf x[PANELS * NV], big = kv::splat(-__builtin_inff()), part(0.0f);",
+            "const kv::vf off = kv::splat(state[m].off);",
+            "for (int64_t q = p0; q < stop; q++) {",
+            f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0); (void)cols;",
+            "const float* const at = held + ((q - p0) * tall * MR + m) * NR;",
+            *(["if (cols == NR) {", *whole, "} else {", *tail, "}"] if self.ragged() else whole),
+            "}",
+            "state[m].add(big, part, x, count); }",
+        ]
 
     def parts(self, part: str) -> list[str]:
         """Part of a row: columns of one chunk of CHUNKS; (maximum, sum) per part, joined at the end."""

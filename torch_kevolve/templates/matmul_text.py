@@ -14,8 +14,8 @@ KV bool all(iv m) {
   return fine;
 }
 KV bool finite(vf x) { return all((x.v - x.v) == 0); }
-// MR rows times NV vectors of columns, K deep: MR * NV accumulators stay in registers. LEFT: A is packed as K columns of
-// MR, and the next such strip, which follows in memory, is fetched on the way; else it is read in place.
+// MR rows times NV vectors of columns, K deep: MR * NV accumulators stay in registers. LEFT: A is packed as K columns
+// of MR, and the next such strip, which follows in memory, is fetched on the way; else it is read in place.
 template <int MR, int NV, bool LEFT>
 KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, fv (&acc)[MR][NV]) {
 #pragma GCC unroll 16
@@ -39,8 +39,8 @@ KV void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t 
     b += ldb;
   }
 }
-// out = held + product, as MR rows of NV vectors without gaps; `held` may be null or `out`. False where `last` and a sum
-// is not finite.
+// out = held + product, as MR rows of NV vectors without gaps; `held` may be null or `out`. False where `last` and a
+// sum is not finite.
 template <int MR, int NV, bool LEFT, int LDB> __attribute__((noinline))
 bool tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, const float* held, float* out,
           bool last) {
