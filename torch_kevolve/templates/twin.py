@@ -14,6 +14,8 @@ from torch_kevolve.task import Arg, KernelTask, Ref, TaskGraph
 from torch_kevolve.templates.base import Point, Space
 
 LIBRARY_CALLS = "library-calls"
+PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
+VIEWS = ("aten.reshape.", "aten.permute.", "aten.expand.", "aten.view.", "aten.clone.")
 
 
 def twin_plan(task: KernelTask, twin: TaskGraph) -> LaunchPlan:
@@ -34,14 +36,19 @@ def twin_plan(task: KernelTask, twin: TaskGraph) -> LaunchPlan:
     return builder.finish([made[ref.index][ref.item] for ref in twin.outputs])
 
 
+def _calls_the_same(twin: TaskGraph) -> bool:
+    """Matrix products and views alone: Inductor calls the same library functions, and any gain would be noise."""
+    return all(op.target.startswith((*PRODUCTS, *VIEWS)) for op in twin.ops)
+
+
 class Twin:
-    """Claims every task that has a twin."""
+    """Claims every task that has a twin, but for those that are the same calls under Inductor."""
 
     name = "twin"
     language = "aten"
 
     def match(self, task: KernelTask, device: DeviceFacts) -> Space | None:
-        if task.twin is None or len(task.twin.inputs) != len(task.graph.inputs):
+        if task.twin is None or len(task.twin.inputs) != len(task.graph.inputs) or _calls_the_same(task.twin):
             return None
         try:
             plan = twin_plan(task, task.twin)
