@@ -52,7 +52,7 @@ ALLOWED = re.compile(
     r"omp_(get_\w+|in_parallel)|mem(cpy|set|move|cmp|chr)|malloc|free|calloc|realloc|aligned_alloc|posix_memalign|"
     rf"strlen|({MATH})[fl]?|__gxx_personality_v0|_Unwind_Resume|__stack_chk_fail|__cxa_(begin_catch|end_catch|"
     r"throw_bad_array_new_length|call_terminate)|_GLOBAL_OFFSET_TABLE_|__gmon_start__|_ITM_\w+|"
-    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt9terminatev|_ZSt\d+__throw_\w+|__(extend|trunc)\w{2}[fs]f2|__(eq|ne)hf2)(@.*)?$"
+    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt9terminatev|_ZSt\d+__throw_\w+|__(extend|trunc)[hsd]f[hsd]f2|__(eq|ne)hf2)(@.*)?$"
 )
 """What an object may expect of others: OpenMP's loops, libm, memory, and what g++ puts in by itself."""
 CODE = re.compile(
