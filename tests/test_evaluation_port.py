@@ -10,6 +10,7 @@ import pytest
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation import port as module
 from torch_kevolve.evaluation.port import ProcessPort, environment, reply_problem
+from torch_kevolve.evaluation.sandbox import LOCKED
 from torch_kevolve.evaluation.statistics import checked
 
 CHILD = """
@@ -132,7 +133,9 @@ def test_a_worker_that_has_loaded_code_compiles_no_more(start):
     """It says what it was told: the second one was told all that the first was, and loads the candidate last."""
     port = start(
         'globals().setdefault("told", []).append(message["do"]);'
-        'say(json.dumps({"id": id, "pid": os.getpid(), "told": told}) + "\\n")'
+        'locked = "load" in told and message["do"] == "compile";'
+        f'more = {{"problem": {LOCKED!r}}} if locked else {{}};'
+        'say(json.dumps({"id": id, "pid": os.getpid(), "told": told, **more}) + "\\n")'
     )
     for verb in ("setup", "limit", "compile", "draws"):
         first = port.call({"do": verb, "bytes": 1}, 5)

@@ -1,7 +1,7 @@
 """Port: how the judge speaks to a runner, in a process that it can kill or in its own.
 
-A worker that has loaded a candidate can compile no more (see sandbox): asked to, the port starts a fresh one, tells it
-what the first was told, lets it compile, and loads the candidate again.
+A worker that has loaded a candidate's native code can compile no more (see sandbox): asked to, the port starts a fresh
+one, tells it what the first was told, lets it compile, and loads the candidate again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import psutil
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from torch_kevolve.evaluation.runner import Runner
+from torch_kevolve.evaluation.sandbox import LOCKED
 
 log = logging.getLogger(__name__)
 KEPT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER", "VIRTUAL_ENV", "PYTHONPATH", "LD_PRELOAD")
@@ -220,10 +221,9 @@ class ProcessPort:
         verb = message["do"]
         if verb == "setup":
             self._told = []
-        if verb == "compile" and self._loaded is not None:
+        reply = self._ask(message, seconds)
+        if verb == "compile" and reply.get("problem") == LOCKED and self._loaded is not None:
             reply = self._compile_elsewhere(message, seconds)
-        else:
-            reply = self._ask(message, seconds)
         if "died" not in reply and "problem" not in reply:
             if verb in ("setup", "draws", "limit", "compile"):
                 self._told.append(message)

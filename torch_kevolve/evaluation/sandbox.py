@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 NATIVE, DEVICE = "native", "device"
 """Levels of `lock`. NATIVE: code of the candidate's runs on the processor. DEVICE: only on an accelerator, whose
 toolchain starts an assembler and a C compiler at a kernel's first launch: new processes stay allowed."""
+LOCKED = "this worker has run a candidate and can compile no more"
+"""What a worker says that is asked to compile after it has been locked."""
 
 PROCESSES = ("fork", "vfork", "execve", "execveat")
 REFUSED = (

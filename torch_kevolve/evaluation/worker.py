@@ -34,7 +34,7 @@ class Worker:
         if verb == "limit":
             return self._limit(int(message["bytes"]))
         if verb == "compile" and sandbox.NATIVE in self._locked:
-            return {"problem": "this worker has run a candidate and can compile no more"}
+            return {"problem": sandbox.LOCKED}
         if verb == "load" and message.get("lock", True):
             self._lock(str(message["candidate"]["language"]))
         if verb == "run" and message.get("sealed"):
