@@ -225,7 +225,8 @@ class Judge:
         library = candidate.language == "aten"
         if not confirming:
             # The fastest rival is enough while searching; all of them stand beside a winner.
-            rivals = [name for name in self.arms if not (library and name == "eager")] or self.arms
+            timed = list(self.baselines)  # an arm that joined for a confirmation was not timed at the opening
+            rivals = [name for name in timed if not (library and name == "eager")] or timed
             arms = [min(rivals, key=lambda name: self.baselines[name].median_ms)]
         missing = self._compile(arms)
         if missing:

@@ -160,7 +160,7 @@ class _Writer:
             "#pragma omp for schedule(dynamic)",
             "for (int64_t item = 0; item < items; item++) {",
             "const int64_t i0 = item / (mblocks * chunks), chunk = item / mblocks % chunks; (void)i0;",
-            "const int64_t s0 = item % mblocks * tall, high = std::min<int64_t>(tall, strips - s0);",
+            "const int64_t strip0 = item % mblocks * tall, high = std::min<int64_t>(tall, strips - strip0);",
             *(self.pack_own() if p["LEFT"] == 1 else []),
             *(["for (int64_t m = 0; m < high * MR; m++) state[m].clear();"] if tail else []),
             "const int64_t begin = chunk * panels / chunks, end = (chunk + 1) * panels / chunks;",
@@ -216,15 +216,17 @@ class _Writer:
     def pack_own(self) -> list[str]:
         return [
             "for (int64_t kb = 0; kb < kblocks; kb++) for (int64_t s = 0; s < high; s++)",
-            self.pack_left("s0 + s", "kb * tall + s"),
+            self.pack_left("strip0 + s", "kb * tall + s"),
         ]
 
     def block(self) -> list[str]:
-        """Panels p0 .. p0 + PANELS of the strips s0 .. s0 + high: K in blocks; what follows a tile is done at once."""
+        """Panels p0 .. p0 + PANELS of the strips strip0 .. strip0 + high: K in blocks; what follows a tile is done at once."""
         found = self.found
         b_at = f"{self.b} + k0 * {self.sb[0]} + n0 * {self.sb[1]}"
         pack = f"kv::pack<NV>({b_at}, {self.sb[0]}, {self.sb[1]}, depth, cols, packed);"
-        place = {2: "((i0 * kblocks + kb) * strips + s0 + s)", 1: "(kb * tall + s)"}.get(int(self.point["LEFT"]), "")
+        place = {2: "((i0 * kblocks + kb) * strips + strip0 + s)", 1: "(kb * tall + s)"}.get(
+            int(self.point["LEFT"]), ""
+        )
         left = f"lefts + {place} * MR * deep" if place else f"{self.a} + m0 * {self.sa[0]} + k0"
         if self.point["PACK"]:
             right, step = [pack, "const float* const right = packed;"], "NR"
@@ -250,7 +252,7 @@ class _Writer:
             f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0);",
             *right,
             "for (int64_t s = 0; s < high; s++) {",
-            f"const int64_t m0 = (s0 + s) * MR; const int rows = (int)std::min<int64_t>(MR, {self.m} - m0);",
+            f"const int64_t m0 = (strip0 + s) * MR; const int rows = (int)std::min<int64_t>(MR, {self.m} - m0);",
             "float* const mine = held + ((q - p0) * tall + s) * MR * NR;",
             *([] if found.tail else ["alignas(64) float hot[MR * NR];", "float* const to = last ? hot : mine;"]),
             f"if (!{call}{'mine' if found.tail else 'to'}, last))",
@@ -306,8 +308,8 @@ class _Writer:
             keep,
         ]
         return [
-            f"if (last) for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - s0 * MR); m++) {{",
-            "const int64_t i1 = s0 * MR + m; int count = 0; (void)i1;",
+            f"if (last) for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - strip0 * MR); m++) {{",
+            "const int64_t i1 = strip0 * MR + m; int count = 0; (void)i1;",
             "kv::vf x[PANELS * NV], big = kv::splat(-__builtin_inff()), part(0.0f);",
             "const kv::vf off = kv::splat(state[m].off);",
             "for (int64_t q = p0; q < stop; q++) {",
@@ -320,9 +322,9 @@ class _Writer:
 
     def parts(self, part: str) -> list[str]:
         """Part of a row: columns of one chunk of CHUNKS; (maximum, sum) per part, joined at the end."""
-        at = f"{part} + chunk * {self.m} + s0 * MR"
+        at = f"{part} + chunk * {self.m} + strip0 * MR"
         return [
-            f"for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - s0 * MR); m++) {{",
+            f"for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - strip0 * MR); m++) {{",
             f"({at})[m] = state[m].most(); ({at})[{CHUNKS} * {self.m} + m] = state[m].total(); }}",
         ]
 
