@@ -96,7 +96,7 @@ extern "C" void softmax(float* x, float* y, float* top, int64_t rows, int64_t co
         p.run("softmax", args=(x, y, top, x.shape[0], x.shape[1]))
         return y
 
-    spin = "0" if wait else "3000000"
+    spin = "0" if wait else "20000000"
     return cpp(SOFTMAX, HEAD + source % {"first": first, "wait": wait, "spin": spin}, launch)
 
 
