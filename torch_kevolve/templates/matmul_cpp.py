@@ -220,7 +220,7 @@ class _Writer:
         ]
 
     def block(self) -> list[str]:
-        """Panels p0 .. p0 + PANELS of the strips strip0 .. strip0 + high: K in blocks; what follows a tile is done at once."""
+        """Panels p0 .. p0 + PANELS of `high` strips: K in blocks; what follows a tile is done at once."""
         found = self.found
         b_at = f"{self.b} + k0 * {self.sb[0]} + n0 * {self.sb[1]}"
         pack = f"kv::pack<NV>({b_at}, {self.sb[0]}, {self.sb[1]}, depth, cols, packed);"
