@@ -184,7 +184,7 @@ class Judge:
         arch = self.device.facts().arch if candidate.language != "triton" or self.device.name == "cuda" else "interpret"
         built = self._build_one(candidate, dict(self.job.binding), arch, Path(self.workdir.name))
         if built.artifact is not None and candidate.language == "cpp":
-            problem = object_problem(built.artifact.with_suffix(".o"))
+            problem = object_problem(built.artifact.with_suffix(".o"), candidate.source)
             if problem:
                 return Built(None, f"policy: {problem}")
         return built
