@@ -122,7 +122,11 @@ KV vf rint(vf x) {
 KV vf floor(vf x) { vf r = rint(x); return copysign(r - select(gt(r, x), vf(1.0f), vf(0.0f)), x); }
 KV vf ceil(vf x) { vf r = rint(x); return copysign(r + select(lt(r, x), vf(1.0f), vf(0.0f)), x); }
 KV vf trunc(vf x) { vf a = abs(x), r = rint(a); return copysign(r - select(gt(r, a), vf(1.0f), vf(0.0f)), x); }
+#if defined(KV_AVX2)
+KV vf sqrt(vf x) { return vf(__builtin_ia32_sqrtps256(x.v)); }
+#else
 KV vf sqrt(vf x) { fv r; for (int k = 0; k < L; k++) r[k] = __builtin_sqrtf(x.v[k]); return vf(r); }
+#endif
 KV vf rsqrt(vf x) { return vf(1.0f) / sqrt(x); }
 // Coefficients of q in 2^f = 1 + f q(f), least maximum relative error: on [-1/2, 1/2] for D up to 7 (3: 1.0e-4,
 // 4: 2.8e-6, 5: 9.3e-8, 6: 3e-9, 7: 2e-10), on [-1, 1] for one degree more.

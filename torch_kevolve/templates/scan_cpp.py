@@ -1,8 +1,9 @@
 """Scan (C++): cumulative sums and products along any dimension.
 
 Sums are carried in double, one element after the other, as eager does. Along the last dimension L rows are scanned at
-once: an L x L block is transposed in registers, so the dependent chain is one addition per L elements. Elsewhere a
-strip of columns walks down the dimension. A few long rows are cut into pieces whose totals are found first.
+once: an L x L block is transposed in registers, so the dependent chain is one addition per L elements, and a cache line
+of every row is asked for ahead, read and written at a time. Elsewhere a strip of columns walks down the dimension. A
+few long rows are cut into pieces whose totals are found first.
 """
 
 from __future__ import annotations

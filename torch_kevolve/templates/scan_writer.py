@@ -11,6 +11,9 @@ from torch_kevolve.templates.around import Body
 from torch_kevolve.templates.base import Point
 from torch_kevolve.templates.expr import kind_of
 
+AHEAD = 256
+"""Elements between what is scanned and what is asked of memory, along each of L rows."""
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -151,28 +154,42 @@ class Rows(_Writer):
         return "\n".join(lines)
 
     def transposed(self) -> list[str]:
-        """L rows, L columns at a time; the carry is a vector over the rows."""
+        """L rows, a cache line of columns at a time; the carry is a vector over the rows."""
         names = ("i0", "c", "i2")
+        place = "const int64_t i0 = KV_ROW(v + k), i2 = 0, at = KV_FROM(v + k) + done; (void)i0; (void)i2;"
         return [
+            "constexpr int parts = 16 / kv::L;",
             "kv::dv s; for (int k = 0; k < kv::L; k++) s[k] = d[k];",
-            "for (; done + kv::L <= least; done += kv::L) {",
-            "kv::vf x[kv::L];",
+            "for (; done + parts * kv::L <= least; done += parts * kv::L) {",
+            "kv::vf x[parts][kv::L];",
+            "#pragma GCC unroll 16",
+            f"for (int k = 0; k < kv::L; k++) {{ {place}",
+            *("{ const int64_t c = at;", *self.ahead(names), "}"),
+            "#pragma GCC unroll 2",
+            "for (int p = 0; p < parts; p++) { const int64_t c = at + p * kv::L;",
+            *(*self.operand(names), "x[p][k] = in; } }"),
+            "#pragma GCC unroll 2",
+            "for (int p = 0; p < parts; p++) {",
+            "kv::transpose(x[p]);",
             "#pragma GCC unroll 16",
             "for (int k = 0; k < kv::L; k++) {",
-            "const int64_t i0 = KV_ROW(v + k), i2 = 0, c = KV_FROM(v + k) + done; (void)i0; (void)i2;",
-            *self.operand(names),
-            "x[k] = in; }",
-            "kv::transpose(x);",
+            f"s = s {self.found.sign} kv::wide(x[p][k]); x[p][k] = kv::narrow(s); }}",
+            "kv::transpose(x[p]); }",
             "#pragma GCC unroll 16",
-            f"for (int k = 0; k < kv::L; k++) {{ s = s {self.found.sign} kv::wide(x[k]); x[k] = kv::narrow(s); }}",
-            "kv::transpose(x);",
-            "#pragma GCC unroll 16",
-            "for (int k = 0; k < kv::L; k++) {",
-            "const int64_t i0 = KV_ROW(v + k), i2 = 0, c = KV_FROM(v + k) + done; (void)i0; (void)i2;",
-            "const kv::vf acc = x[k];",
-            *self.result(names),
-            "} }",
+            f"for (int k = 0; k < kv::L; k++) {{ {place}",
+            "#pragma GCC unroll 2",
+            "for (int p = 0; p < parts; p++) { const int64_t c = at + p * kv::L;",
+            "const kv::vf acc = x[p][k];",
+            *(*self.result(names), "} } }"),
             "for (int k = 0; k < kv::L; k++) d[k] = s[k];",
+        ]
+
+    def ahead(self, names: tuple[str, str, str]) -> list[str]:
+        """Prefetches of what the operand reads; behind a row's end the next rows follow."""
+        wide = [load for load in self.found.head.loads if load.strides[self.found.lane] == 1]
+        return [
+            f"kv::ahead({self.args.input(load.leaf.index)} + {self.args.address(load.strides, names)}, {AHEAD});"
+            for load in wide
         ]
 
     def interleaved(self) -> list[str]:
