@@ -10,6 +10,7 @@ from torch_kevolve.templates.matmul_cpp import MatmulCpp
 
 bf16, f16 = torch.bfloat16, torch.float16
 LABELS = torch.arange(20) * 34
+GROWING = torch.arange(4500)[:, None] / 99
 IGNORED = torch.where(torch.arange(20) % 3 == 0, -100, LABELS)
 
 
@@ -40,6 +41,8 @@ CASES = {
         lambda x, w, b: torch.logsumexp(F.linear(x, w, b), -1), [normal(20, 64), normal(700, 64) / 4, normal(700)]),
     "logsumexp many rows": (lambda x, w: torch.logsumexp(F.linear(x, w), -1), [normal(300, 33), normal(50, 33)]),
     "logsumexp special": (lambda x, w: torch.logsumexp(F.linear(x, w), -1) * 2, [special(20, 16), normal(100, 16)]),
+    "logsumexp of columns that grow": (  # the maximum moves from block to block, by much and by little
+        lambda x, w: torch.logsumexp(F.linear(x, w), -1), [normal(7, 8), normal(4500, 8) * GROWING]),
     "logsumexp 3d": (
         lambda x, w, r: torch.logsumexp(F.linear(x, w), -1) * r, [normal(4, 5, 33), normal(50, 33), normal(4, 5)]),
     "logsumexp bf16": (

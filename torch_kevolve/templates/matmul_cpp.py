@@ -57,7 +57,7 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
         "PANELS": (2, 4, 8, 16),
         "LEFT": (0, 1, 2) if straight else (1, 2),
         "PACK": (1, 0) if direct else (1,),
-        "DEGREE": (7, 6),
+        "DEGREE": (7, 6) if found.tail is None else (7, 6, 5),
     }
 
     def valid(point: Point) -> bool:
@@ -73,9 +73,10 @@ def _space(task: KernelTask, found: Matmul, lanes: int) -> Space | None:
     good = [("tiles", mr, nv, 128, mc, panels, 2, 1) for mr, nv in big for mc, panels in ((512, 8), (512, 4))]
     good += [("tiles", mr, nv, 128, 128, 4, near, 0) for mr, nv in big]
     good += [("tiles", mr, nv, 128, 64, 2, near, 1) for mr, nv in ((4, 2), (2, 4), (1, 4))]
+    degree = 5 if found.tail and found.body.plain else 7
     if skinny:
         good = [("skinny", 1, nv, 128, 64, 2, 1, 1) for nv in (4, 2, 1)] + good
-    start: list[Point] = [dict(zip(axes, (*row, 7), strict=True)) for row in good if row[-1] in axes["PACK"]]
+    start: list[Point] = [dict(zip(axes, (*row, degree), strict=True)) for row in good if row[-1] in axes["PACK"]]
 
     def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
         outs = [builder.empty_output(place) for place in range(len(task.graph.outputs))]
@@ -184,17 +185,16 @@ class _Writer:
             "const int64_t mblocks = (strips + tall - 1) / tall;",
             f"const int64_t pieces = ({self.k} + {self.point['KC']} - 1) / {self.point['KC']};",
             f"const int64_t deep = (({self.k} + pieces - 1) / pieces + kv::L - 1) / kv::L * kv::L;",
-            f"const int64_t kblocks = ({self.k} + deep - 1) / deep;",
+            f"const int64_t kblocks = ({self.k} + deep - 1) / deep, threads = omp_get_max_threads();",
         ]
 
     def share(self) -> list[str]:
         """Items for all threads: as many blocks of columns for each; where an item packs its rows, few."""
-        lines = ["const int64_t threads = omp_get_max_threads();"]
         if self.point["LEFT"] == 1:
             some = f"(8 * threads + {self.batch} * mblocks - 1) / ({self.batch} * mblocks)"
-            return [*lines, f"const int64_t cut = std::min<int64_t>(panels, {some});"]
+            return [f"const int64_t cut = std::min<int64_t>(panels, {some});"]
         even = "((panels + PANELS - 1) / PANELS + threads - 1) / threads * threads"
-        return [*lines, f"const int64_t blocks = std::min<int64_t>(panels, {even});"]
+        return [f"const int64_t blocks = std::min<int64_t>(panels, {even});"]
 
     def pack_left(self, rows: str, to: str) -> str:
         """One strip of A, one block of K."""
@@ -205,11 +205,13 @@ class _Writer:
         )
 
     def pack_all(self) -> list[str]:
+        """A for all threads; a strip's blocks of K one after the other, so that its rows are read straight on."""
         return [
             "#pragma omp for schedule(static)",
-            f"for (int64_t t = 0; t < {self.batch} * kblocks * strips; t++) {{",
-            "const int64_t i0 = t / (kblocks * strips), kb = t / strips % kblocks; (void)i0;",
-            self.pack_left("t % strips", "t"),
+            f"for (int64_t t = 0; t < {self.batch} * strips; t++)",
+            "for (int64_t kb = 0; kb < kblocks; kb++) {",
+            "const int64_t i0 = t / strips; (void)i0;",
+            self.pack_left("t % strips", "(i0 * kblocks + kb) * strips + t % strips"),
             "}",
         ]
 
@@ -251,16 +253,43 @@ class _Writer:
             "for (int64_t q = p0; q < stop; q++) {",
             f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0);",
             *right,
+            *(self.ahead() if self.point["PACK"] else []),
             "for (int64_t s = 0; s < high; s++) {",
+            *(["for (int64_t t = 0; t < each; t++) ahead.next();"] if self.point["PACK"] else []),
             f"const int64_t m0 = (strip0 + s) * MR; const int rows = (int)std::min<int64_t>(MR, {self.m} - m0);",
             "float* const mine = held + ((q - p0) * tall + s) * MR * NR;",
             *([] if found.tail else ["alignas(64) float hot[MR * NR];", "float* const to = last ? hot : mine;"]),
+            *([] if found.tail else self.touch()),
             f"if (!{call}{'mine' if found.tail else 'to'}, last))",
             f"kv::again_tile<NV>({'mine' if found.tail else 'to'}, rows, cols, {again});",
             *([] if found.tail else self.finish_tile()),
             "} }",
             *(self.add_rows() if found.tail else []),
             "}",
+        ]
+
+    def touch(self) -> list[str]:
+        """Asks for the lines of the results that a tile ends in, before it is summed."""
+        lines = []
+        for store in self.found.body.stores:
+            batch, row, column = (0, *store.strides)[-3:]
+            if row != 0 and column == 1:
+                at = self.args.address((batch, row, column), ("i0", "(m0 + i)", "n0"))
+                lines.append(f"__builtin_prefetch({self.args.tensor(self.outs[store.place])} + {at}, 1);")
+        return ["if (last) for (int i = 0; i < rows; i++) {", *lines, "}"] if lines else []
+
+    def ahead(self) -> list[str]:
+        """`ahead`: what this thread packs next, fetched meanwhile: the next panel, the first one of the next block of
+        K, or the first one of its next item, if every thread takes one in turn."""
+        sk, sn = self.sb
+        return [
+            "const int64_t further = stop < end ? stop : end + (threads - 1) * (end - begin);",
+            "const int64_t k1 = q + 1 < stop ? k0 : last ? 0 : k0 + deep;",
+            "const int64_t n1 = (q + 1 < stop ? q + 1 : last ? further : p0) * NR;",
+            f"const int64_t depth1 = std::min<int64_t>(deep, {self.k} - k1);",
+            f"const int64_t cols1 = std::min<int64_t>(NR, {self.n} - n1);",
+            f"kv::Ahead ahead({self.b} + k1 * {sk} + n1 * {sn}, {sk}, {sn}, depth1, cols1);",
+            "const int64_t each = (ahead.lines() + high - 1) / high;",
         ]
 
     def ragged(self) -> bool:
@@ -311,7 +340,7 @@ class _Writer:
             f"if (last) for (int64_t m = 0; m < std::min<int64_t>(high * MR, {self.m} - strip0 * MR); m++) {{",
             "const int64_t i1 = strip0 * MR + m; int count = 0; (void)i1;",
             "kv::vf x[PANELS * NV], big = kv::splat(-__builtin_inff()), part(0.0f);",
-            "const kv::vf off = kv::splat(state[m].off);",
+            "const kv::vf off(state[m].off);",
             "for (int64_t q = p0; q < stop; q++) {",
             f"const int64_t n0 = q * NR, cols = std::min<int64_t>(NR, {self.n} - n0); (void)cols;",
             "const float* const at = held + ((q - p0) * tall * MR + m) * NR;",

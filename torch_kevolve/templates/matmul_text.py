@@ -76,6 +76,21 @@ template <int NV, int LDB> struct Rows<0, NV, LDB> {
     return true;
   }
 };
+// The lines of a block of B, asked for one after the other while another block is in use.
+struct Ahead {
+  const char* at;
+  int64_t wide, step, left, place = 0;
+  template <class T> Ahead(const T* b, int64_t sk, int64_t sn, int64_t depth, int64_t cols)
+      : at((const char*)b), wide((int64_t)sizeof(T) * (sk == 1 ? depth : cols)),
+        step((int64_t)sizeof(T) * (sk == 1 ? sn : sk)), left(sk == 1 ? cols : sn == 1 ? depth : 0) {}
+  int64_t lines() const { return left > 0 ? (wide + 63) / 64 * left : 0; }
+  KV void next() {
+    if (left <= 0) return;
+    __builtin_prefetch(at + place, 0, 2);
+    place += 64;
+    if (place >= wide) { place = 0; at += step; left--; }
+  }
+};
 // `cols` columns of B, `depth` rows, as rows of NV vectors; columns that do not exist are 0.
 template <int NV, class T> void pack(const T* b, int64_t sk, int64_t sn, int64_t depth, int64_t cols, float* out) {
   for (int j = 0; j < NV; j++) {
@@ -109,6 +124,8 @@ void pack_rows(const T* a, int64_t sm, int64_t sk, int64_t rows, int64_t depth, 
       for (int g = 0; g < MR; g += L) {
         constexpr int most = MR < L ? MR : L;
         vf x[L];
+#pragma GCC unroll 16
+        for (int q = 0; q < most; q++) __builtin_prefetch(a + (g + q) * sm + k + 256 / sizeof(T));
 #pragma GCC unroll 16
         for (int q = 0; q < L; q++) x[q] = q < most && g + q < rows ? load(a + (g + q) * sm + k) : vf(0.0f);
         transpose(x);
@@ -178,21 +195,27 @@ KV double safe(double top) { return __builtin_isinf(top) ? 0.0 : top; }
 // A row's maximum per lane, and its sum of exp(x - off) for an `off` that no x has passed by more than 4: it is moved
 // seldom, and the sum is brought to the maximum at the end.
 struct Row {
-  dv sum;
+  typedef float half_fv __attribute__((vector_size(2 * L)));
+  half_dv low, high;
   fv top;
   float off, limit;
-  KV void clear() { sum = dv{}; top = fv{} - __builtin_inff(); off = 0; limit = -__builtin_inff(); }
+  KV void clear() { low = high = half_dv{}; top = fv{} - __builtin_inff(); off = 0; limit = -__builtin_inff(); }
   KV double most() const { return hmax(vf(top)); }
   // The sum of exp(x - safe(maximum)).
   double total() const {
-    const double whole = hsum(sum);
+    double whole = 0;
+    for (int q = 0; q < L / 2; q++) whole += low[q] + high[q];
     return whole == 0 || __builtin_isinf(most()) ? whole : whole * std::exp(off - most());
   }
   // n vectors x, with their maximum and the sum of exp(x - off).
   KV void add(vf big, vf part, const vf* x, int n) {
     if (__builtin_expect(!all(big.v <= limit), 0)) part = move(big, x, n);
     top = max(big, vf(top)).v;
-    sum += wide(part);
+    half_fv first, second;
+    memcpy(&first, &part.v, sizeof first);
+    memcpy(&second, (const char*)&part.v + sizeof first, sizeof second);
+    low += __builtin_convertvector(first, half_dv);
+    high += __builtin_convertvector(second, half_dv);
   }
   // Another `off`, which is the largest x, and the sum of exp(x - off); beside an infinity `off` stays.
   __attribute__((noinline, cold)) vf move(vf big, const vf* x, int n) {
@@ -202,7 +225,11 @@ struct Row {
       for (int j = 0; j < n; j++) part = part + exp(x[j] - splat(off));
       return part;
     }
-    if (limit > -__builtin_inff()) sum *= std::exp((double)off - largest);
+    if (limit > -__builtin_inff()) {
+      const double less = std::exp((double)off - largest);
+      low *= less;
+      high *= less;
+    }
     off = largest;
     limit = largest + 4;
     for (int j = 0; j < n; j++) part = part + exp_low(x[j] - splat(off));
