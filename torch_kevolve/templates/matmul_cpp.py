@@ -269,13 +269,18 @@ class _Writer:
         ]
 
     def touch(self) -> list[str]:
-        """Asks for the lines of the results that a tile ends in, before it is summed."""
+        """Asks for the lines that a tile's end reads and writes, before it is summed."""
+        found, args = self.found, self.args
+        reads = [(args.input(load.leaf.index), load.strides, 0) for load in found.body.loads]
+        if found.bias is not None:
+            reads.append((args.input(found.bias.index), found.bias_strides, 0))
+        writes = [(args.tensor(self.outs[store.place]), store.strides, 1) for store in found.body.stores]
         lines = []
-        for store in self.found.body.stores:
-            batch, row, column = (0, *store.strides)[-3:]
+        for pointer, strides, write in [*reads, *writes]:
+            batch, row, column = (0, *strides)[-3:]
             if row != 0 and column == 1:
-                at = self.args.address((batch, row, column), ("i0", "(m0 + i)", "n0"))
-                lines.append(f"__builtin_prefetch({self.args.tensor(self.outs[store.place])} + {at}, 1);")
+                at = args.address((batch, row, column), ("i0", "(m0 + i)", "n0"))
+                lines.append(f"__builtin_prefetch({pointer} + {at}, {write});")
         return ["if (last) for (int i = 0; i < rows; i++) {", *lines, "}"] if lines else []
 
     def ahead(self) -> list[str]:
