@@ -4,30 +4,17 @@ import time
 
 import pytest
 
+from samples import softmax_task
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.evaluation import EVALUATORS
 from torch_kevolve.evaluation.base import Job
 from torch_kevolve.evidence import Stage
 from torch_kevolve.plan import build
 from torch_kevolve.settings import Settings
-from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph, TensorSpec
+from torch_kevolve.task import TensorSpec
 
 R, C = 64, 1000
 X = TensorSpec("float32", (R, C), (C, 1))
-COLUMN = TensorSpec("float32", (R, 1), (1, 1))
-
-
-def softmax_task():
-    ops = (
-        Op("aten.amax.default", (Ref(0), (-1,), True), (COLUMN,)),
-        Op("aten.sub.Tensor", (Ref(0), Ref(1)), (X,)),
-        Op("aten.exp.default", (Ref(2),), (X,)),
-        Op("aten.sum.dim_IntList", (Ref(3), (-1,), True), (COLUMN,)),
-        Op("aten.div.Tensor", (Ref(3), Ref(4)), (X,)),
-    )
-    twin = TaskGraph((X,), (Op("aten._softmax.default", (Ref(0), -1, False), (X,)),), (Ref(1),))
-    return KernelTask(TaskGraph((X,), ops, (Ref(5),)), twin=twin)
-
 
 HEAD = """
 #include <cmath>
@@ -59,7 +46,7 @@ def softmax(before="", last="(float)(o[i] / s)", after="", source=None):
         return y
 
     text = source if source is not None else HEAD + BODY % {"before": before, "last": last, "after": after}
-    return Candidate("cpp", text, build(softmax_task(), launch), Provenance("scripted"))
+    return Candidate("cpp", text, build(softmax_task(R, C), launch), Provenance("scripted"))
 
 
 WRONG = {
@@ -95,7 +82,7 @@ def settings():
 @pytest.fixture(scope="module", params=["inline", "local"])
 def trial(request, settings):
     evaluator = EVALUATORS[request.param]()
-    trial = evaluator.open(Job(softmax_task(), {}, "cpu", time.monotonic() + 300), settings)
+    trial = evaluator.open(Job(softmax_task(R, C), {}, "cpu", time.monotonic() + 300), settings)
     yield trial
     trial.close()
     evaluator.close()
@@ -104,7 +91,7 @@ def trial(request, settings):
 @pytest.fixture(scope="module")
 def walled(settings):
     evaluator = EVALUATORS["local"]()
-    trial = evaluator.open(Job(softmax_task(), {}, "cpu", time.monotonic() + 300), settings)
+    trial = evaluator.open(Job(softmax_task(R, C), {}, "cpu", time.monotonic() + 300), settings)
     yield trial
     trial.close()
     evaluator.close()
@@ -142,7 +129,7 @@ def test_a_fatal_candidate_costs_itself_only(walled, name):
 
 
 def test_the_twin_itself_passes(trial):
-    task = softmax_task()
+    task = softmax_task(R, C)
 
     def launch(p, x):
         return p.aten("aten._softmax.default", (x, -1, False), (X,))

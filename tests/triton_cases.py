@@ -157,8 +157,7 @@ def points(case: Case, task: KernelTask, count: int) -> list[tuple[dict[str, Any
         def cost(p: Mapping[str, Any]) -> int:
             return math.prod(v for k, v in p.items() if isinstance(v, int) and not k.startswith("num_"))
 
-        others = sorted((p for p in others if p.get("precision") != "bf16x6"), key=cost)
-        others = others[: 8 * count]
+        others = sorted((p for p in others if p.get("precision") != "bf16x6"), key=cost)[: 8 * count]
         chosen = sorted(space.start, key=cost)[: (count + 1) // 2]
     chosen += random.Random(1).sample(others, min(len(others), count - len(chosen)))
     seen = {p.get("algorithm") for p in chosen}

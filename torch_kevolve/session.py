@@ -122,7 +122,12 @@ class Session:
         choice = None
         if kernel is not None and not changed:
             choice = Choice(kernel, "hit", kernel.evidence.ratio)
-        elif kernel is not None and self._may_search() and not purse.closed and not self._left_alone(each):
+        elif (
+            kernel is not None
+            and self._may_search()
+            and not purse.closed
+            and not self.given_up(each.task.key, each.device)
+        ):
             # Another torch, triton, compiler or driver: the kernel is proven here once, or searched for anew.
             with purse.turn:
                 choice = self.hunt.verified_again(each, kernel, purse)
@@ -132,9 +137,6 @@ class Session:
             choice = Choice(reason="not-verified-here", undecided=True, detail=f"changed: {', '.join(changed)}")
         TALLY.add("hits" if choice is not None and choice.kernel is not None else "misses")
         return choice
-
-    def _left_alone(self, each: Wanted) -> bool:
-        return self.given_up(each.task.key, each.device)
 
     def _stored(self, each: Wanted) -> Kernel | None:
         return self.store.get(each.task.key, current(each.device).fingerprint())
@@ -151,8 +153,8 @@ class Session:
             known = self._found_meanwhile(each)
             if known is not None:
                 return known
-            if self._left_alone(each):
-                broken = self._broken(each.task.key, each.device)
+            broken = self._broken(each.task.key, each.device)
+            if len(broken) >= TRIES:
                 return Choice(reason="evaluation", undecided=True, detail=broken[-1].detail)
             seconds = purse.allowance(shares, each.phase)
             if seconds <= 0:

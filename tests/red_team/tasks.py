@@ -6,6 +6,7 @@ from typing import Any
 
 from court import cpp
 
+from samples import softmax_task
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.plan import build
 from torch_kevolve.sizes import Symbol, symbol
@@ -16,19 +17,7 @@ HEAD = "".join(f"#include <{name}>\n" for name in ("cmath", "cstdint", "cstdlib"
 X, COLUMN = TensorSpec("float32", (R, C), (C, 1)), TensorSpec("float32", (R, 1), (1, 1))
 
 
-def _softmax() -> KernelTask:
-    ops = (
-        Op("aten.amax.default", (Ref(0), (-1,), True), (COLUMN,)),
-        Op("aten.sub.Tensor", (Ref(0), Ref(1)), (X,)),
-        Op("aten.exp.default", (Ref(2),), (X,)),
-        Op("aten.sum.dim_IntList", (Ref(3), (-1,), True), (COLUMN,)),
-        Op("aten.div.Tensor", (Ref(3), Ref(4)), (X,)),
-    )
-    twin = TaskGraph((X,), (Op("aten._softmax.default", (Ref(0), -1, False), (X,)),), (Ref(1),))
-    return KernelTask(TaskGraph((X,), ops, (Ref(5),)), twin=twin)
-
-
-SOFTMAX = _softmax()
+SOFTMAX = softmax_task(R, C)
 SOFTMAX_BODY = """
 %(top)s
 extern "C" void softmax(float* x, float* y, int64_t rows, int64_t cols) {

@@ -34,12 +34,14 @@ class Stem(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        sizes = ((3, 32, 3, 2), (32, 64, 3, 2), (64, width, 4, 4))
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(i, o, kernel, stride, padding=kernel // 2 if kernel == 3 else 0, bias=False)
-            for i, o, kernel, stride in sizes
+            [
+                nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(64, width, 4, stride=4, bias=False),
+            ]
         )
-        self.norms = nn.ModuleList(nn.GroupNorm(16, o) for _, o, _, _ in sizes)
+        self.norms = nn.ModuleList(nn.GroupNorm(16, channels) for channels in (32, 64, width))
 
     def forward(self, x: Tensor) -> Tensor:
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):

@@ -111,8 +111,7 @@ def _baselines(work: Workload, built: dict[str, Arm], row: Row, wanted: Sequence
 def _search(work: Workload, row: Row, options: Mapping[str, Any]) -> str:
     """The first compilation, which may search; why it left what it left."""
     reset_metrics()
-    if work.device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    current(work.device).give_back()
     started = time.perf_counter()
     compiled_arm(work, "kevolve", backend="kevolve", options=dict(options))
     row.search_s = time.perf_counter() - started

@@ -71,6 +71,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def give_back(self) -> None:
+        """Return memory that is cached and free: what one process keeps is missing in the others."""
+        ...
+
     def flush(self) -> None:
         """Empty the last-level cache before a sample (GPU); nothing on a CPU."""
         ...

@@ -71,6 +71,9 @@ class Cpu:
     def synchronize(self) -> None:
         """Calls on a CPU have ended when they return."""
 
+    def give_back(self) -> None:
+        """Free memory of a CPU is its allocator's, and all arms run under one setting of it."""
+
     def flush(self) -> None:
         """No flush: a CPU's caches hold what the last operator wrote, in the model as here."""
 

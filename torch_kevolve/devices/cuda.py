@@ -81,6 +81,9 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
 
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
     def flush(self) -> None:
         """Overwrite twice the L2, so that no sample finds the last one's data there."""
         if self._flush is None:

@@ -185,12 +185,6 @@ class Exhibits:
         if self.arena is not None:
             self.arena.close()
             self.arena = None
-        self.give_back()
-
-    def give_back(self) -> None:
-        """Return cached memory of the device: what stays here is missing in the worker and in the user's process."""
-        if self.job.device.startswith("cuda"):
-            torch.cuda.empty_cache()
 
     def _plan(self) -> list[tuple[Draw, bool]]:
         binding = self.job.binding

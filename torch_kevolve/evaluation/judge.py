@@ -103,6 +103,7 @@ class Judge:
         seed = self.exhibits.seed + 1
         problem, future = self._begin(candidate)
         self.exhibits.close()
+        self.device.give_back()
         self.exhibits = Exhibits(self.job, self.settings, seed)
         self.port.restart()
         self._compiled.clear()
@@ -117,6 +118,7 @@ class Judge:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.port.close()
         self.exhibits.close()
+        self.device.give_back()
         self.workdir.cleanup()
 
     def _together(self, compile_arms: Callable[[], str]) -> str:
@@ -136,7 +138,7 @@ class Judge:
     def _finish_exhibits(self) -> None:
         with self.device.share():
             self.exhibits.finish()
-            self.exhibits.give_back()
+            self.device.give_back()
 
     def _nothing_to_tune(self) -> bool:
         return self.device.name == "cpu" and not any(op.target in MATMULS for op in self.job.task.graph.ops)
@@ -216,7 +218,7 @@ class Judge:
         proof = Proof(self.exhibits, candidate, self.port, seconds)
         with self.device.share():
             stage, why = proof.run()
-            self.exhibits.give_back()
+            self.device.give_back()
         found = self._refuse(stage, why) if why else self._measure(candidate, proof, confirming)
         return replace(found, errors=proof.errors, errors_twin=proof.errors_twin)
 

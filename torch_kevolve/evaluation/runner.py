@@ -109,9 +109,9 @@ class Runner:
         started = time.perf_counter()
         with torch._inductor.config.patch(freezing=bool(weights)):
             arm()
-        current(self.device).synchronize()
-        if self.device.startswith("cuda"):
-            torch.cuda.empty_cache()  # autotuning leaves some GB that the judge's references need
+        device = current(self.device)
+        device.synchronize()
+        device.give_back()  # autotuning leaves some GB that the judge's references need
         self.arms[name] = arm
         return {"seconds": time.perf_counter() - started}
 

@@ -118,9 +118,9 @@ def node_seconds(node: fx.Node, ceilings: Ceilings) -> float:
     if node.op != "call_function" or not outs or kind in (Kind.VIEW, Kind.MAKE, Kind.PICK):
         return 0.0
     reads = [t for x in node.all_input_nodes for t in tensors_of(x.meta.get("val"))]
-    moved = sum(_bytes(t) for t in (*reads, *outs))
+    moved = sum(nbytes(t) for t in (*reads, *outs))
     if kind is Kind.POINTWISE:
-        return 0.5 * _bytes(outs[0]) / ceilings.copy_bytes_s
+        return 0.5 * nbytes(outs[0]) / ceilings.copy_bytes_s
     flops = node_flops(node, reads, outs)
     peak = ceilings.bf16_flops if outs[0].dtype in (torch.bfloat16, torch.float16) else ceilings.fp32_flops
     return max(moved / ceilings.copy_bytes_s, flops / peak) + LAUNCH_S
@@ -131,14 +131,14 @@ def node_flops(node: fx.Node, reads: list[torch.Tensor], outs: list[torch.Tensor
     name = name_of(node)
     if name in ("mm", "addmm", "bmm", "baddbmm") and len(reads) >= 2:
         first = reads[1] if name in ("addmm", "baddbmm") else reads[0]
-        return 2.0 * _count(outs[0]) * hint(first.shape[-1])
+        return 2.0 * elements(outs[0]) * hint(first.shape[-1])
     if name.startswith("convolution") and len(reads) >= 2:
         passes = 2.0 if name == "convolution_backward" else 1.0
         weight = reads[2] if passes == 2.0 and len(reads) > 2 else reads[1]
-        field = _count(weight) / max(1, hint(weight.shape[0]))
-        return passes * 2.0 * _count(reads[0] if passes == 2.0 else outs[0]) * field
+        field = elements(weight) / max(1, hint(weight.shape[0]))
+        return passes * 2.0 * elements(reads[0] if passes == 2.0 else outs[0]) * field
     if "scaled_dot_product" in name and len(reads) >= 2:
-        return 4.0 * _count(reads[0]) * hint(reads[1].shape[-2]) * (2.5 if "backward" in name else 1.0)
+        return 4.0 * elements(reads[0]) * hint(reads[1].shape[-2]) * (2.5 if "backward" in name else 1.0)
     return 0.0
 
 
@@ -150,12 +150,14 @@ def hint(size: int | torch.SymInt) -> int:
     return known if isinstance(known, int) else 4096
 
 
-def _count(t: torch.Tensor) -> int:
+def elements(t: torch.Tensor) -> int:
+    """Elements of a tensor at this call's sizes."""
     total = 1
     for size in t.shape:
         total *= hint(size)
     return total
 
 
-def _bytes(t: torch.Tensor) -> int:
-    return _count(t) * t.element_size()
+def nbytes(t: torch.Tensor) -> int:
+    """Bytes of a tensor at this call's sizes."""
+    return elements(t) * t.element_size()

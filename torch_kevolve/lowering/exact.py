@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +22,21 @@ _SHAPE_ARG = {"aten.reshape.default": 1, "aten.expand.default": 1, "aten.full.de
 
 def same(one: TaskGraph, other: TaskGraph, task: KernelTask) -> bool:
     """Two graphs over the same inputs agree on random fp64 inputs of small size, up to 1e-9 of the largest value."""
-    small = {s.name: max(s.lo, min(s.upper, 3 + 2 * place)) for place, s in enumerate(task.symbols)}
-    pair = [KernelTask(graph, task.symbols).at(small).graph for graph in (one, other)]
-    for change in _shrinks(pair[0]):
-        left, right = _resize(pair[0], change), _resize(pair[1], change)
-        if max((spec.numel for spec in left.inputs), default=0) > 4 * SMALL:  # type: ignore[type-var, operator]
-            continue
+    for left, right in _small((one, other), task):
         outcome = _compare(left, right)
         if outcome is not None:
             return outcome
     return False
+
+
+def _small(graphs: Sequence[TaskGraph], task: KernelTask) -> Iterator[tuple[TaskGraph, ...]]:
+    """Graphs over the same inputs at small sizes, the ones that change least first."""
+    sizes = {s.name: max(s.lo, min(s.upper, 3 + 2 * place)) for place, s in enumerate(task.symbols)}
+    whole = [KernelTask(graph, task.symbols).at(sizes).graph for graph in graphs]
+    for change in _shrinks(whole[0]):
+        made = tuple(_resize(graph, change) for graph in whole)
+        if max((spec.numel for spec in made[0].inputs), default=0) <= 4 * SMALL:  # type: ignore[type-var, operator]
+            yield made
 
 
 def _compare(one: TaskGraph, other: TaskGraph) -> bool | None:
@@ -57,12 +62,7 @@ def runs(graph: TaskGraph, task: KernelTask, device: torch.device) -> bool:
 
     In fp64 all floats are alike: a library call may refuse the mixture of types that a region has.
     """
-    small = {s.name: max(s.lo, min(s.upper, 3 + 2 * place)) for place, s in enumerate(task.symbols)}
-    at = KernelTask(graph, task.symbols).at(small).graph
-    for change in _shrinks(at):
-        trial = _resize(at, change)
-        if max((spec.numel for spec in trial.inputs), default=0) > 4 * SMALL:  # type: ignore[type-var, operator]
-            continue
+    for (trial,) in _small((graph,), task):
         drawn = _offsets(trial, _inputs(trial, positive=True))
         pairs = zip(drawn, trial.inputs, strict=True)
         inputs = [x.to(device, getattr(torch, spec.dtype)) for x, spec in pairs]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from torch_kevolve.lowering.cost import hint
+from torch_kevolve.lowering.cost import elements, hint, nbytes
 from torch_kevolve.lowering.kinds import (
     FUSES,
     Kind,
@@ -213,7 +213,7 @@ def _leaves(node: fx.Node, inside: set[fx.Node]) -> set[fx.Node] | None:
 
 
 def _bytes(node: fx.Node) -> int:
-    return sum(_elements(tensor) * tensor.element_size() for tensor in tensors_of(node.meta.get("val")))
+    return sum(map(nbytes, tensors_of(node.meta.get("val"))))
 
 
 def _used_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
@@ -244,14 +244,14 @@ def _nothing(node: fx.Node) -> bool:
 def _one_per_row(anchor: fx.Node) -> Allow:
     """Pointwise work and reductions on tensors that hold at most one element per row of a matrix product."""
     value = anchor.meta["val"]
-    rows = _elements(value) // max(1, hint(value.shape[-1]))
+    rows = elements(value) // max(1, hint(value.shape[-1]))
 
     def allow(node: fx.Node) -> bool:
         kind = kind_of(node)
         if kind not in FUSES and kind is not Kind.REDUCE:
             return False
         values = [t for each in (node, *node.all_input_nodes) for t in tensors_of(each.meta.get("val"))]
-        return all(_elements(t) <= rows for t in values)
+        return all(elements(t) <= rows for t in values)
 
     return allow
 
@@ -270,13 +270,6 @@ def _of_rows(anchor: fx.Node) -> Allow:
         return kind_of(node) is Kind.GATHER and node.args[1] in (-1, value.dim() - 1)
 
     return allow
-
-
-def _elements(value: torch.Tensor) -> int:
-    total = 1
-    for size in value.shape:
-        total *= hint(size)
-    return total
 
 
 def _either(one: Allow, other: Allow) -> Allow:

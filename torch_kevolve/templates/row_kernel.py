@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torch_kevolve.errors import PlanError
 from torch_kevolve.plan import PlanBuilder, Tensor
 from torch_kevolve.sizes import Size, simplify
 from torch_kevolve.task import Ref
@@ -10,7 +9,7 @@ from torch_kevolve.templates.base import Point
 from torch_kevolve.templates.expr import Term
 from torch_kevolve.templates.kernel_text import Params, kernel
 from torch_kevolve.templates.row_emit import Emitter, Scope, finished, joined, kinds
-from torch_kevolve.templates.row_levels import behind, level_of, shift_form
+from torch_kevolve.templates.row_levels import level_of
 from torch_kevolve.templates.rows import Reduce, RowProgram
 
 
@@ -81,23 +80,6 @@ class RowKernel:
         variance = self.emit.bind(Term(f"{out}_m2 / {below}", spec.dtype), self.rows)
         self.rows.memo[self.base + reduce.op, 0] = variance
         self.rows.memo[self.base + reduce.op, 1] = Term(f"{out}_mean", spec.dtype)
-
-    def set_online(self, top: Reduce, total: Reduce) -> None:
-        graph, m, s = self.program.graph, f"m{top.op}", f"s{total.op}"
-        power = behind(self.program, total.source)
-        less = behind(self.program, graph.ops[power].args[0]) if power is not None else None
-        if less is None:
-            raise PlanError(detail="the online pair is gone")
-        form = shift_form(self.program, graph.ops[less].args[1], top)
-        # Where the maximum is infinite the two forms of eager give NaN and inf.
-        if form == "plain":
-            edge = f'tl.where({m} == float("-inf"), float("nan"), {s})'
-        else:
-            edge = f'tl.where({m} == float("inf"), {m}, {s})'
-        self.rows.memo[self.base + top.op, 0] = self.emit.bind(Term(m, "float32"), self.rows)
-        self.rows.memo[self.base + total.op, 0] = self.emit.bind(Term(edge, "float32"), self.rows)
-
-    # ---- the end of a kernel
 
     def store_elements(self, tile: Scope) -> None:
         for out in self.program.outputs:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from torch_kevolve.errors import PlanError
 from torch_kevolve.plan import Tensor
 from torch_kevolve.sizes import Size, simplify
 from torch_kevolve.templates.expr import Term
 from torch_kevolve.templates.row_emit import COMBINE, FIRST, Scope, finished, joined, kinds
 from torch_kevolve.templates.row_kernel import RowKernel
-from torch_kevolve.templates.row_levels import online_pairs
+from torch_kevolve.templates.row_levels import behind, online_pairs, shift_form
 from torch_kevolve.templates.rows import Reduce
 
 SPLITS = 128
@@ -128,6 +129,23 @@ class Render(RowKernel):
             f"{m} = {m}_new",
         ]
         after.append(f"{s} += {s}_rest")
+
+    def set_online(self, top: Reduce, total: Reduce) -> None:
+        graph, m, s = self.program.graph, f"m{top.op}", f"s{total.op}"
+        power = behind(self.program, total.source)
+        less = behind(self.program, graph.ops[power].args[0]) if power is not None else None
+        if less is None:
+            raise PlanError(detail="the online pair is gone")
+        form = shift_form(self.program, graph.ops[less].args[1], top)
+        # Where the maximum is infinite the two forms of eager give NaN and inf.
+        if form == "plain":
+            edge = f'tl.where({m} == float("-inf"), float("nan"), {s})'
+        else:
+            edge = f'tl.where({m} == float("inf"), {m}, {s})'
+        self.rows.memo[self.base + top.op, 0] = self.emit.bind(Term(m, "float32"), self.rows)
+        self.rows.memo[self.base + total.op, 0] = self.emit.bind(Term(edge, "float32"), self.rows)
+
+    # ---- the end of a kernel
 
     def add_variance(self, reduce: Reduce, value: Term, tile: Scope, before: list[str], after: list[str]) -> None:
         """Mean and squares of each piece around its own mean, joined piece by piece: one pass, no cancellation.

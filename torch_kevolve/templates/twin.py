@@ -11,11 +11,13 @@ from torch_kevolve.devices.base import DeviceFacts
 from torch_kevolve.errors import PlanError
 from torch_kevolve.plan import LaunchPlan, PlanArg, PlanBuilder, Tensor
 from torch_kevolve.task import Arg, KernelTask, Ref, TaskGraph
+from torch_kevolve.templates.around import VIEWS, name_of
 from torch_kevolve.templates.base import Point, Space
+from torch_kevolve.templates.matmul_parts import ANCHORS
 
 LIBRARY_CALLS = "library-calls"
-PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
-VIEWS = ("aten.reshape.", "aten.permute.", "aten.expand.", "aten.view.", "aten.clone.")
+SAME_CALLS = frozenset((*ANCHORS, *VIEWS, "clone"))
+"""Operators for which Inductor makes eager's own calls."""
 
 
 def twin_plan(task: KernelTask, twin: TaskGraph) -> LaunchPlan:
@@ -38,7 +40,7 @@ def twin_plan(task: KernelTask, twin: TaskGraph) -> LaunchPlan:
 
 def _calls_the_same(twin: TaskGraph) -> bool:
     """Matrix products and views alone: Inductor calls the same library functions, and any gain would be noise."""
-    return all(op.target.startswith((*PRODUCTS, *VIEWS)) for op in twin.ops)
+    return all(name_of(op) in SAME_CALLS for op in twin.ops)
 
 
 class Twin:
