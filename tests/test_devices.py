@@ -17,6 +17,7 @@ from torch_kevolve.devices import DEVICES, current
 from torch_kevolve.devices.base import Ceilings
 from torch_kevolve.devices.ceilings import TRIES, best, kept, measure_cpu
 from torch_kevolve.devices.lock import device_lock, device_share
+from torch_kevolve.devices.quiet import wait_for_quiet
 from torch_kevolve.errors import UnknownName
 
 FIGURES = Ceilings(1e10, 2e10, 3e10, 4e10, 2**20)
@@ -98,6 +99,24 @@ def home(tmp_path, monkeypatch):
 
 def never():
     raise AssertionError("it was measured again")
+
+
+class Leaving(Quiet):
+    """Others leave after a few looks."""
+
+    def __init__(self, cpu, looks):
+        super().__init__(cpu, load=1.0)
+        self.looks = looks
+
+    def load(self):
+        self.looks -= 1
+        return 1.0 if self.looks > 0 else 0.02
+
+
+def test_a_measurement_waits_for_others_but_not_for_ever(cpu):
+    busy = Leaving(cpu, 3)
+    assert wait_for_quiet(busy, 60.0) == 0.02 and busy.looks == 0
+    assert wait_for_quiet(Quiet(cpu, load=0.7), 0.0) == 0.7
 
 
 def test_a_quiet_measurement_is_made_once(cpu, home):

@@ -186,7 +186,7 @@ def test_hottest_first(session, judge):
 def test_the_purse_is_shared_by_graphs_and_the_rest_is_wished_for(session, store, judge):
     purse, made = Purse(60.0), session()
     assert choice(made, want("exp"), purse).reason == "won"
-    purse._spent = 58.0
+    purse._spent = {"inference": 58.0}
     found = choice(made, want("tanh"), purse)
     assert found.reason == "budget" and found.undecided and len(judge.opened) == 1
     assert [wish["task"] for wish in store.wishes()] == [want("tanh").task.to_json()]
@@ -196,6 +196,12 @@ def test_a_forward_graph_leaves_half_to_its_backward():
     purse = Purse(60.0)
     assert purse.allowance([1.0], "forward") == 30.0
     assert purse.allowance([1.0], "backward") == purse.allowance([1.0], "inference") == 60.0
+    purse._spent = {"forward": 57.0}
+    assert purse.allowance([1.0], "backward") == 30.0 and purse.allowance([1.0], "inference") == 3.0
+    purse._spent["backward"] = 28.0
+    assert purse.allowance([1.0], "backward") == 0.0
+    purse._spent["backward"], purse.closed = 0.0, True
+    assert purse.allowance([1.0], "backward") == 0.0
 
 
 def test_a_search_gets_what_it_needs_to_come_to_anything_and_the_hottest_not_all():

@@ -1,9 +1,11 @@
 """Columns C++: right at ragged sizes, in every dtype, with work before and after."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from cpp_cases import normal, problems, special
+from cpp_cases import facts, normal, problems, run, special, trace
 
 from torch_kevolve.templates.columns_cpp import ColumnsCpp
 
@@ -43,6 +45,25 @@ CASES = {
 def test_columns_are_right(name):
     function, inputs = CASES[name]
     assert problems(ColumnsCpp(), function, inputs) == {}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "softmax" not in name and "norm" not in name])
+@pytest.mark.parametrize("pieces", [2, 40])
+def test_rows_shared_by_threads_are_right(name, pieces):
+    function, inputs = CASES[name]
+    task, order = trace(function, inputs)
+    space = ColumnsCpp().match(task, replace(facts(), units=pieces))
+    if name == "variance":  # it takes two walks
+        assert space.axes["PIECES"] == (1,)
+        return
+    given = tuple(inputs[i] for i in order)
+    assert any(point["PIECES"] == pieces for point in space.start)
+    points = [{**space.start[0], "U": u, "PIECES": pieces} for u in (1, 8)]
+    for point in filter(space.valid, points):
+        got = run(space.render(point), task, given)
+        want = run(space.render({**point, "PIECES": 1}), task, given)
+        for mine, whole in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, whole, rtol=2e-6, atol=2e-5, equal_nan=True)
 
 
 def test_sixteen_lanes_are_right():

@@ -36,6 +36,7 @@ CASES = {
     "logsumexp, NaN and inf": (lambda x: torch.logsumexp(x, -1), (special(9, 1203),)),
     "cross-entropy": (cross_entropy, (normal(11, 3001, scale=3.0), classes(11, 3001))),
     "layer norm bf16": (layer_norm, tuple(normal(*s, dtype=torch.bfloat16) for s in ((9, 1000), (1000,), (1000,)))),
+    "layer norm bf16, NaN and inf": (layer_norm, (special(9, 1000).bfloat16(), *(normal(1000).bfloat16(),) * 2)),
     "layer norm": (layer_norm, (special(9, 515), normal(515), normal(515))),
     "group norm with SiLU": (group_norm_silu, (normal(3, 8, 7, 13) * 20, normal(8), normal(8))),
     "sigmoid of a row's distance": (lambda x: (x - x.mean(-1, keepdim=True)).sigmoid(), (special(4, 300) * 40,)),
@@ -103,6 +104,39 @@ def test_the_gradient_of_cross_entropy_walks_the_row_once(length):
     y = torch.tensor([0, length - 1, 3, -1, length, -100])
     scale = torch.tensor([0.5, 1.0, 2.0, 1.0, 1.0, float("inf")])
     assert problems(ROWWISE, one_hot_gradient, (y, scale, high, log, x), count=4) == {}
+
+
+@pytest.mark.parametrize("length", [16, 33, 1024])
+def test_any_value_is_rounded_to_bfloat16_as_eager_rounds_it(length):
+    x = torch.randint(-(2**31), 2**31, (64, length), dtype=torch.int32).view(torch.float32)
+    x[0, :4] = torch.tensor([1.00390625, 1.01171875, 3.4e38, -0.0])  # two ties, what rounds to infinity
+    x[1, 5] = float("nan")
+
+    def function(x, y):
+        return (x + y.sum(-1, keepdim=True)).to(torch.bfloat16)
+
+    y = torch.zeros(64, length)
+    task, order = trace(function, (x, y))
+    given = tuple((x, y)[i] for i in order)
+    want = function(x, y)
+    space = ROWWISE.match(task, facts())
+    for point in ({**space.start[0], "U": u, "NT": nt} for u in (1, 2, 4) for nt in (0, 1)):
+        (got,) = run(space.render(point), task, given)
+        assert torch.equal(got.isnan(), want.isnan()), point
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)), point
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [7, 8, 515, 1024])
+def test_weights_in_a_half_type_are_widened_once(dtype, length):
+    inputs = (normal(9, length, dtype=dtype), normal(length, dtype=dtype), normal(length, dtype=dtype))
+    task, order = trace(layer_norm, inputs)
+    given = tuple(inputs[i] for i in order)
+    space = ROWWISE.match(task, facts())
+    assert space.axes["WIDEN"] == (0, 1)
+    plain, widened = (run(space.render({**space.start[0], "WIDEN": w}), task, given)[0] for w in (0, 1))
+    assert torch.equal(plain, widened)
+    assert problems(ROWWISE, layer_norm, inputs, count=2) == {}
 
 
 def test_a_half_result_is_rounded_once():

@@ -164,7 +164,7 @@ class Session:
             with only_here(self.settings.home_path / "locks", name) as mine:
                 if not mine:
                     return self._wish(each, "searching-elsewhere")
-                with purse.spending():
+                with purse.spending(each.phase):
                     choice: Choice = self.hunt.search(each, seconds, purse)
                 self._count_broken(each, choice)
                 return choice

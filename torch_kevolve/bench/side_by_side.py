@@ -16,9 +16,11 @@ from torch_kevolve.bench.arms import MODES, NO_CUDA_GRAPHS, Arm, Workload, compi
 from torch_kevolve.bench.row import Row
 from torch_kevolve.bench.version import commit
 from torch_kevolve.devices import current
+from torch_kevolve.devices.quiet import wait_for_quiet
 from torch_kevolve.evaluation.measure import interleave, malloc_setting, ratio_interval
 from torch_kevolve.evaluation.verify import agrees, relative_rms
 
+PATIENCE_S = 10.0
 GRAPH_MODES = ("max_autotune", "reduce_overhead")
 
 
@@ -161,6 +163,7 @@ def _regions(row: Row, searched: str) -> None:
 
 def _times(row: Row, built: dict[str, Arm], ours: dict[str, Arm], device: str, seconds: float) -> None:
     arms = {**{name: arm.call for name, arm in built.items()}, **{f"kevolve:{m}": arm.call for m, arm in ours.items()}}
+    wait_for_quiet(current(device), PATIENCE_S)
     samples = interleave(arms, current(device), seconds)
     medians = {name: median(values) for name, values in samples.items()}
     for name in built:

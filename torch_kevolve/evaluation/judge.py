@@ -18,6 +18,7 @@ import torch
 
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.devices import current
+from torch_kevolve.devices.quiet import wait_for_quiet
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation.base import Job
 from torch_kevolve.evaluation.exhibits import Exhibits
@@ -40,8 +41,6 @@ CONFIRM_S = 2.5
 ARMS = ("inductor", "max_autotune")
 """Inductor's arms. Where nothing is autotuned (no matrix product on a CPU) the second is compiled for the confirmation
 alone: it took half of the seconds before the first candidate, and its code is the default's."""
-BUSY = 0.15
-"""Load of others above which a measurement waits: at 0.5 on two cores, medians of equal arms differed by 8 %."""
 PATIENCE_S = {LOOK_S: 0.5, CONFIRM_S: 4.0}
 """How long it waits: a glance only drops what is far behind, and needs no quiet."""
 Build = Callable[[Candidate, dict[str, int], str, Path], Built]
@@ -272,7 +271,7 @@ class Judge:
         if proof is not None:
             proof.poison(POISONS[0])
         with self.device.lock():
-            self._quiet(PATIENCE_S.get(seconds, 0.0))
+            self._load = wait_for_quiet(self.device, PATIENCE_S.get(seconds, 0.0))
             reply = self.port.call(message, self.settings.candidate_s + 60 * seconds)
         why = reply.get("died") or reply.get("problem")
         if why:
@@ -286,14 +285,6 @@ class Judge:
         except EvaluationError as error:
             self.port.restart()
             return str(error)
-
-    def _quiet(self, patience: float) -> None:
-        """Wait, a while, for others to leave the processor; what they still take is in the evidence's flags."""
-        until = time.monotonic() + patience
-        self._load = self.device.load()
-        while self.device.name == "cpu" and self._load > BUSY and time.monotonic() < until:
-            time.sleep(0.1)
-            self._load = self.device.load()
 
     def _setup(self, whole: bool) -> None:
         self._compiled.clear()

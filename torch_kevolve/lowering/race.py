@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_kevolve.devices import current
+from torch_kevolve.devices.quiet import wait_for_quiet
 from torch_kevolve.lowering.cost import hint
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ MARGIN = 1.02
 """An arm with kernels may be this much slower than plain Inductor: two runs of one program differ by about 2 %."""
 ROUNDS = 15
 SECONDS = 4.0
+PATIENCE_S = 6.0
+"""After a search the judge starts its next worker: 3 to 4 s of both cores of a small machine."""
 
 
 def race(
@@ -36,6 +39,7 @@ def race(
         for arm in arms.values():
             arm(list(real))
         where.synchronize()
+        wait_for_quiet(where, PATIENCE_S)
         deadline = time.monotonic() + SECONDS
         with where.lock():
             for number in range(ROUNDS):

@@ -79,6 +79,35 @@ def step(part: Part, dtype: str, value: str, axis: int) -> tuple[list[str], list
     return [f"{{ const kv::vm k = {mask}; {acc} = kv::select(k, {value}, {acc}); {place} }}"], []
 
 
+def held_by(part: Part, dtype: str) -> list[tuple[str, str]]:
+    """(type, name) of the running values that a walk over a piece of the rows leaves."""
+    name, kind = part.reduce.op, kind_of(dtype)
+    if part.kind in ("any", "all"):
+        return [("kv::vm", f"a{name}")]
+    if part.sums:
+        return [("kv::dv", f"d{name}")] if kind == "float" else [("kv::vi", f"a{name}")]
+    return [("kv::vf", f"a{name}"), *([("kv::iv", f"b{name}")] if part.kind.startswith("arg") else [])]
+
+
+def join(part: Part, dtype: str, piece: str) -> list[str]:
+    """Statements that take the values of the next piece, `a3_all[piece]` and so on, into the running ones."""
+    name = part.reduce.op
+    kept, *places = [f"{each}_all[{piece}]" for _, each in held_by(part, dtype)]
+    if part.sums:
+        into = held_by(part, dtype)[0][1]
+        return [f"{into}[u] = {into}[u] + {kept};"]
+    if places:  # pieces come in order, so of equals the first stands
+        better = "gt" if part.kind == "argmax" else "lt"
+        worse = f"kv::and_(kv::ne({kept}, {kept}), kv::eq(a{name}[u], a{name}[u]))"
+        return [
+            f"{{ const kv::vm k = kv::or_(kv::{better}({kept}, a{name}[u]), {worse});",
+            f"a{name}[u] = kv::select(k, {kept}, a{name}[u]); b{name}[u] = k.v ? {places[0]} : b{name}[u]; }}",
+        ]
+    calls = {"any": "kv::or_({}, {})", "all": "kv::and_({}, {})", "prod": "{} * {}"}
+    call = calls.get(part.kind, f"kv::{part.kind}_nan({{}}, {{}})").format(f"a{name}[u]", kept)
+    return [f"a{name}[u] = {call};"]
+
+
 def finish(part: Part, dtype: str, result: str, out: str, u: int, count: str) -> list[str]:
     """The result as `result[u]`; of the first walk of a variance the mean `m3[u]`."""
     reduce = part.reduce

@@ -1,7 +1,8 @@
 """Column writer: the C++ body of a row program, reduced axes outside.
 
 The innermost axis is not reduced: its elements are the lanes. A strip of U vectors walks down the reduced axes once per
-stage; all reductions that need nothing of each other share a stage. Row values are vectors too, one per u.
+stage; all reductions that need nothing of each other share a stage. Row values are vectors too, one per u. With PIECES
+above 1 the threads share the rows of a strip: where there are few columns, strips are too few or too narrow for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch_kevolve.sizes import Size, numel, simplify
 from torch_kevolve.task import Op, Ref
-from torch_kevolve.templates.column_sums import Part, finish, parts_of, start, step
+from torch_kevolve.templates.column_sums import Part, finish, held_by, join, parts_of, start, step
 from torch_kevolve.templates.cpp_text import Unwritable, held, size_text
 from torch_kevolve.templates.expr import Term, express, kind_of
 from torch_kevolve.templates.rows import GATHER, IOTA, REDUCTIONS, VIEWS, Output, RowProgram
@@ -28,10 +29,16 @@ class ColumnWriter:
         self.base = len(self.graph.inputs)
         self.lane = len(program.axes) - 1
         self.unroll, self.block, self.stream = int(point["U"]), int(point["BLOCK"]), bool(point["NT"])
+        self.pieces = int(point["PIECES"])
         self.stages = _stages(program)
         self.lines: list[str] = []
         self.made: set[int] = set()
         self.u, self.tail = 1, ""
+
+    @staticmethod
+    def splits(program: RowProgram) -> bool:
+        """Whether the rows can be shared: all reductions are made in one walk, and no element is written."""
+        return len(_stages(program)) == 1 and all(program.level(out.ref.index) == "row" for out in program.outputs)
 
     def text(self) -> str:
         """The body. Raises Unwritable."""
@@ -43,7 +50,8 @@ class ColumnWriter:
         self.lines += [
             f"const int64_t inner = {inner}, strips = (inner + {wide - 1}) / {wide};",
             f"const int64_t outer = {size_text(numel(program.axes[a] for a in outer))};",
-            f"#pragma omp parallel for schedule(static) if ({total} > {SMALL})",
+            f"const bool many = {total} > {SMALL}; (void)many;",
+            *(["#pragma omp parallel for schedule(static) if (many)"] if self.pieces == 1 else []),
             "for (int64_t t = 0; t < outer * strips; t++) {",
             f"int64_t rest = t / strips, from = t % strips * {wide}; (void)rest;",
             f"const int64_t end = from + {wide} < inner ? from + {wide} : inner;",
@@ -99,7 +107,10 @@ class ColumnWriter:
             lines, after = step(part, self._kind(part.reduce.source), self._name(part.reduce.source), axis)
             inside += lines
             flush += after
-        self._walk(inside, flush)
+        if self.pieces == 1:
+            self._walk(inside, flush)
+        else:
+            self._shared(parts, inside, flush)
         for part in parts:
             op = self.graph.ops[part.reduce.op]
             result, dtype, count = f"v{self.base + part.reduce.op}", op.outs[0].dtype, size_text(part.reduce.count)
@@ -107,22 +118,41 @@ class ColumnWriter:
             if part.last:
                 self.made.add(self.base + part.reduce.op)
 
-    def _walk(self, inside: Sequence[str], flush: Sequence[str] = ()) -> None:
-        """Loops over the reduced axes around a loop over the vectors; `flush` every BLOCK steps."""
+    def _shared(self, parts: Sequence[Part], inside: Sequence[str], flush: Sequence[str]) -> None:
+        """The walk in PIECES of the first reduced axis, one for a thread; then their values joined in order."""
+        kinds = {part: self._kind(part.reduce.source) for part in parts}
+        kept = [each for part in parts for each in held_by(part, kinds[part])]
+        size = size_text(self.program.axes[self.program.reduced[0]])
+        self.lines += [f"{kind} {name}_all[{self.pieces * self.u}];" for kind, name in kept]
+        self.lines += [
+            "#pragma omp parallel for schedule(static) if (many)",
+            f"for (int64_t piece = 0; piece < {self.pieces}; piece++) {{",
+            f"const int64_t first = ({size}) * piece / {self.pieces}, past = ({size}) * (piece + 1) / {self.pieces};",
+        ]
+        for part in parts:
+            self.lines += start(part, kinds[part], self.u)
+        self._walk(inside, flush, ("first", "past"))
+        self._over_u([f"{name}_all[piece * {self.u} + u] = {name}[u];" for _, name in kept])
+        self.lines += ["}", f"for (int64_t piece = 0; piece < {self.pieces}; piece++)"]
+        self._over_u([line for part in parts for line in join(part, kinds[part], f"piece * {self.u} + u")])
+
+    def _walk(self, inside: Sequence[str], flush: Sequence[str] = (), part: tuple[str, str] | None = None) -> None:
+        """Loops over the reduced axes around a loop over the vectors; `flush` every BLOCK steps. `part`: where the walk
+        over the first reduced axis begins and ends."""
         *outer, last = self.program.reduced
-        size = size_text(self.program.axes[last])
+        ends = {axis: ("0", f"({size_text(self.program.axes[axis])})") for axis in self.program.reduced}
+        ends[self.program.reduced[0]] = part or ends[self.program.reduced[0]]
         for axis in outer:
-            self.lines.append(
-                f"for (int64_t c{axis} = 0; c{axis} < ({size_text(self.program.axes[axis])}); c{axis}++) {{"
-            )
+            self.lines.append(f"for (int64_t c{axis} = {ends[axis][0]}; c{axis} < {ends[axis][1]}; c{axis}++) {{")
+        begin, size = ends[last]
         if flush:
             self.lines += [
-                f"for (int64_t block = 0; block < ({size}); block += {self.block}) {{",
-                f"const int64_t stop = block + {self.block} < ({size}) ? block + {self.block} : ({size});",
+                f"for (int64_t block = {begin}; block < {size}; block += {self.block}) {{",
+                f"const int64_t stop = block + {self.block} < {size} ? block + {self.block} : {size};",
                 f"for (int64_t c{last} = block; c{last} < stop; c{last}++)",
             ]
         else:
-            self.lines.append(f"for (int64_t c{last} = 0; c{last} < ({size}); c{last}++)")
+            self.lines.append(f"for (int64_t c{last} = {begin}; c{last} < {size}; c{last}++)")
         self._over_u(inside)
         if flush:
             self._over_u(flush)

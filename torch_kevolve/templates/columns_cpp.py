@@ -31,7 +31,7 @@ class ColumnsCpp:
         program = analyse(task)
         if isinstance(program, str) or not fits(program) or not places_fit(program):
             return None
-        return _space(task, program, lanes_of(device))
+        return _space(task, program, lanes_of(device), device.units)
 
 
 def fits(program: RowProgram) -> bool:
@@ -42,7 +42,7 @@ def fits(program: RowProgram) -> bool:
     return bool(program.reduces) and all(lane in program.varies[out.ref.index] for out in program.outputs)
 
 
-def _space(task: KernelTask, program: RowProgram, lanes: int) -> Space | None:
+def _space(task: KernelTask, program: RowProgram, lanes: int, threads: int) -> Space | None:
     lane = len(program.axes) - 1
     inner: Size = program.axes[lane]
     elements = [out for out in program.outputs if program.level(out.ref.index) == "element"]
@@ -52,19 +52,26 @@ def _space(task: KernelTask, program: RowProgram, lanes: int) -> Space | None:
         "BLOCK": (16, 32),
         "DEGREE": (7, 6, 5) if all(out.dtype in ("bfloat16", "float16") for out in program.outputs) else (7, 6),
         "NT": (0, 1) if stream else (0,),
+        "PIECES": (1, threads, 2 * threads) if threads > 1 and ColumnWriter.splits(program) else (1,),
     }
+    shared = axes["PIECES"][min(1, len(axes["PIECES"]) - 1)]
 
     def valid(point: Point) -> bool:
         return point["U"] == 1 or not isinstance(inner, int) or int(point["U"]) * lanes <= inner
 
     exact = axes["DEGREE"][1]
     good = [
-        (4, 32, exact, 0),
-        (8, 32, exact, 0),
-        (2, 32, 7, 0),
-        (8, 32, exact, axes["NT"][-1]),
-        (16, 32, exact, 0),
-        (1, 16, 7, 0),
+        (8, 32, exact, 0, shared),
+        (4, 32, exact, 0, 1),
+        (8, 32, exact, 0, 1),
+        (4, 32, exact, 0, shared),
+        (2, 32, exact, 0, shared),
+        (1, 32, exact, 0, shared),
+        (2, 32, 7, 0, 1),
+        (8, 32, exact, axes["NT"][-1], 1),
+        (16, 32, exact, 0, shared),
+        (16, 32, exact, 0, 1),
+        (1, 16, 7, 0, 1),
     ]
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in dict.fromkeys(good)]
 
@@ -83,7 +90,8 @@ def _space(task: KernelTask, program: RowProgram, lanes: int) -> Space | None:
         return "\n".join([*aliases, body]), outs
 
     def moves(point: Point) -> tuple[str, ...]:
-        return (f"column-strips-{point['U']}", *(["stream-stores"] if point["NT"] else []))
+        moves = [f"column-strips-{point['U']}", *(["stream-stores"] if point["NT"] else [])]
+        return (*moves, *(["shared-rows"] if point["PIECES"] != 1 else []))
 
     return cpp_space(NAME, task, lanes, axes, start, make, valid, moves)
 

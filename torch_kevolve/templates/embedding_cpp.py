@@ -126,7 +126,16 @@ def _space(task: KernelTask, found: Lookup, lanes: int) -> Space | None:
         return point["U"] == 1 or not isinstance(columns, int) or int(point["U"]) * lanes <= columns
 
     far = axes["NT"][-1]
-    good = [(8, 8, 0, 7), (8, 8, far, 7), (16, 8, 0, 7), (4, 16, 0, 7), (4, 0, 0, 7), (2, 8, 0, 7), (1, 8, 0, 7)]
+    good = [
+        (16, 16, far, 7),
+        (8, 8, 0, 7),
+        (8, 8, far, 7),
+        (16, 8, 0, 7),
+        (4, 16, 0, 7),
+        (4, 0, 0, 7),
+        (2, 8, 0, 7),
+        (1, 8, 0, 7),
+    ]
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in dict.fromkeys(good)]
 
     def make(builder: PlanBuilder, args: Args, point: Point) -> tuple[str, list[Tensor]]:
@@ -227,7 +236,9 @@ class _Writer:
             "for (int64_t k = first; k < last; k++) {",
             "const int64_t i = place(k);",
         ]
-        lines.append(self.early("k", "last", u))
+        # Past the end of the bag too: what follows is the next bag's, whose first rows would else be waited for
+        # (bags of 32 rows, 16 ahead: 3.15 ms beside eager's 3.3).
+        lines.append(self.early("k", "total", u))
         if found.padding >= 0:
             lines.append(f"if (i == {found.padding}) continue;")
         if found.weights is not None:

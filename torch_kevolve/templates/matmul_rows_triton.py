@@ -6,6 +6,8 @@ it would cost registers and a comparison per element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_kevolve.plan import PlanBuilder, Tensor
 from torch_kevolve.sizes import Size
 from torch_kevolve.templates.around import Body
@@ -23,19 +25,30 @@ def row_parts(builder: PlanBuilder, tiles_n: Size, m: Size) -> tuple[Tensor, ...
     return (builder.empty((tiles_n, m), "float32"), builder.empty((tiles_n, m), "float32"))
 
 
-def partial(p: Params, body: Body, parts: tuple[Tensor, ...], m: Size, mask: str) -> list[str]:
-    """The statements from `acc` of a tile to its parts. Names: row0, pn, i0, i1 and the mask's."""
+def partial(
+    p: Params, body: Body, parts: tuple[Tensor, ...], m: Size, mask: str, pieces: Sequence[Sequence[str]]
+) -> list[str]:
+    """The statements from `acc` of a tile to its parts. Names: row0, pn and those that a piece gives: acc, i0, i1, the
+    mask's. `pieces`: the opening of each piece of the tile."""
     last = body.stores[0].text
     shadow = Body(body.loads, body.statements, ())
     peak, total = (p.tensor(t) for t in parts)
+    lines: list[str] = []
+    for i, opening in enumerate(pieces):
+        lines += [
+            *opening,
+            *epilogue(p, shadow, ("i0", "i1"), mask, []),
+            f'z{i} = tl.where(mask, {last}, float("-inf"))' if mask else f"z{i} = {last}",
+        ]
+    tops = [f"tl.max(z{i}, 1)" for i in range(len(pieces))]
+    sums = [f"tl.sum(tl.exp2(z{i} * {LOG2E} - shift[:, None]), 1)" for i in range(len(pieces))]
     return [
-        *epilogue(p, shadow, ("i0", "i1"), mask, []),
-        f'z = tl.where(mask, {last}, float("-inf"))' if mask else f"z = {last}",
+        *lines,
         # Scaled behind the maximum, or a second tile of registers is alive.
-        f"peak = tl.max(z, 1) * {LOG2E}",
+        f"peak = {tops[0] if len(tops) == 1 else f'tl.maximum({tops[0]}, {tops[1]})'} * {LOG2E}",
         # An infinite maximum stays out of the exponent, as in eager's logsumexp: inf - inf would be NaN.
         'shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)',
-        f"total = tl.sum(tl.exp2(z * {LOG2E} - shift[:, None]), 1)",
+        f"total = {' + '.join(sums)}",
         # tl.max drops NaN; the sum keeps it.
         "rows = row0 + tl.arange(0, BLOCK_M)",
         f"place = pn.to(tl.int64) * {p.size(m)} + rows",

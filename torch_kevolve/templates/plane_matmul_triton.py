@@ -183,7 +183,7 @@ def _walk(
     if found.tail is None:
         finish = epilogue(p, found.body, ("i0", "i1"), mask, outs)
     else:
-        finish = partial(p, found.body, parts, m, mask)
+        finish = partial(p, found.body, parts, m, mask, [[]])
     inside = [
         "pm, pn = tile_of(t, nm, nn, GROUP)",
         "row0 = pm * BLOCK_M",

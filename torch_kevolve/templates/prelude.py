@@ -350,6 +350,27 @@ KV void stream(bf16* p, vf x) {
 #endif
 }
 template <class T, class V> KV void stream(T* p, V x) { store(p, x); }
+// Two vectors that lie one behind the other.
+template <class T, class V> KV void store_pair(T* p, V a, V b) { store(p, a); store(p + L, b); }
+template <class T, class V> KV void stream_pair(T* p, V a, V b) { stream(p, a); stream(p + L, b); }
+#if defined(KV_AVX2)
+// One check for a NaN and one pack for both: 16 instructions where two single stores take 26.
+typedef long long ov __attribute__((vector_size(32)));
+typedef short pv __attribute__((vector_size(32)));
+KV uv finite_bits(vf x) { uv u = (uv)x.v; return (u + 0x7fff + ((u >> 16) & 1)) >> 16; }
+KV bool some_nan(vf a, vf b) { return __builtin_ia32_movmskps256((fv)__builtin_ia32_cmpps256(a.v, b.v, 3)) != 0; }
+KV ov pair_bits(vf a, vf b) {
+  return __builtin_ia32_permdi256((ov)(pv)__builtin_ia32_packusdw256((iv)finite_bits(a), (iv)finite_bits(b)), 0xd8);
+}
+KV void store_pair(bf16* p, vf a, vf b) {
+  if (__builtin_expect(some_nan(a, b), 0)) { store(p, a); store(p + L, b); return; }
+  ov r = pair_bits(a, b); memcpy(p, &r, sizeof r);
+}
+KV void stream_pair(bf16* p, vf a, vf b) {
+  if (__builtin_expect((uintptr_t)p % 32 || some_nan(a, b), 0)) { store(p, a); store(p + L, b); return; }
+  __builtin_ia32_movntdq256((ov*)p, pair_bits(a, b));
+}
+#endif
 // Asks for the cache line at p + n, which may lie past the end of the buffer.
 template <class T> KV void ahead(const T* p, int64_t n) { __builtin_prefetch((const char*)p + n * (int64_t)sizeof(T)); }
 KV void fence() {

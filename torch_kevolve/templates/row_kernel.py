@@ -23,9 +23,9 @@ class RowKernel:
         self.outs = [builder.empty_output(i) for i in range(len(program.outputs))]
         self.wide = wide
         self.texts: list[str] = []
+        self.pieces = 1
         self.block, self.height = int(point["BLOCK"]), int(point["ROWS"])
         self.reduces = [r for r in program.reduces if not r.final]
-        self.open("r0")
 
     def open(self, tag: str) -> None:
         """A fresh kernel: parameters, row scope, emitter."""
@@ -34,9 +34,12 @@ class RowKernel:
         full = isinstance(rows, int) and rows % self.height == 0
         self.rows = Scope("c", "" if full else "keep", [], tag=tag)
         self.emit = Emitter(self.program, self.params, self.rows, self.wide)
+        self.rows.lines += [*self.first_row(), *([] if full else [f"keep = r < {self.params.size(rows)}"])]
+
+    def first_row(self) -> list[str]:
+        """The statements that make `r`, the rows of this program."""
         far = ".to(tl.int64)" if self.wide else ""
-        head = f"r = (tl.program_id(0){far} * ROWS + tl.arange(0, ROWS))[:, None]"
-        self.rows.lines += [head, *([] if full else [f"keep = r < {self.params.size(rows)}"])]
+        return [f"r = (tl.program_id(0){far} * ROWS + tl.arange(0, ROWS))[:, None]"]
 
     def tile_mask(self, bounded: bool) -> str:
         row = self.rows.mask
@@ -112,7 +115,7 @@ class RowKernel:
             scratch[reduce.op] = self.builder.empty((rows,), held)
             pointer = self.params.tensor(scratch[reduce.op])
             self.rows.lines.append(f"tl.store({pointer} + r, ({value.text}).to({pointer}.dtype.element_ty){keep})")
-        grid = (self.builder.cdiv(rows, self.height),)
+        grid = (simplify(self.builder.cdiv(rows, self.height) * self.pieces),)
         self.launch(name, ("ROWS", "BLOCK"), grid, {"ROWS": self.height, "BLOCK": self.block})
         if scalars:
             self.over_rows(finals, scratch, rows)

@@ -18,6 +18,7 @@ class Render(RowKernel):
     """One candidate, by its algorithm."""
 
     def done(self) -> tuple[str, list[Tensor]]:
+        self.open("r0")
         algorithms = {"resident": self.resident, "loop": self.loop, "split": self.split}
         algorithms[str(self.point["algorithm"])]()
         return COMBINE + "\n\n" + "\n\n".join(self.texts), self.outs
@@ -103,6 +104,10 @@ class Render(RowKernel):
                 tile.lines += joined(reduce, names, self.inputs(reduce, value, tile))
                 after += finished(reduce, names, f"s{reduce.op}")
         self.rows.lines += [*before, head, *(f"    {line}" for line in [*first, *tile.lines]), *after]
+        self.settle(mine, pairs)
+
+    def settle(self, mine: list[Reduce], pairs: dict[int, Reduce]) -> None:
+        """Makes known what finished statements have left under the reductions' names."""
         for reduce in mine:
             if reduce.op in pairs:
                 self.set_online(reduce, pairs[reduce.op])

@@ -43,7 +43,7 @@ class RowwiseCpp:
             return None
         lanes = lanes_of(device)
         half = all(o.dtype in ("bfloat16", "float16") for o in program.outputs)
-        plain = {"U": 4, "DEGREE": 7, "STASH": 0, "NT": 0, "BLOCK": 32, "ONLINE": 0, "PF": 0}
+        plain = {"U": 4, "DEGREE": 7, "STASH": 0, "NT": 0, "BLOCK": 32, "ONLINE": 0, "PF": 0, "WIDEN": 0}
         body = RowWriter.source(program, lanes, plain)
         if body is None:
             return None
@@ -58,6 +58,7 @@ class RowwiseCpp:
             "BLOCK": (32, 128),
             "ONLINE": (0, 1) if RowWriter.online(program) else (0,),
             "PF": (0, 1),
+            "WIDEN": (0, 1) if RowWriter.shared_halves(program) else (0,),
         }
         return Space(
             family=NAME,
@@ -82,6 +83,7 @@ def _start(axes: Mapping[str, tuple[int, ...]], half: bool) -> list[dict[str, in
         {**first, "DEGREE": axes["DEGREE"][min(1, len(axes["DEGREE"]) - 1)]},
         {**first, "ONLINE": most["ONLINE"], "STASH": 0},
         {**first, "U": 2},
+        {**first, "WIDEN": 0},
         {**first, "STASH": 0},
         {**first, "PF": 0},
         {**first, "DEGREE": 7, "NT": 0, "PF": 0},
@@ -103,6 +105,7 @@ def strategies(point: Point) -> tuple[str, ...]:
     moves += ["stream-stores"] if point["NT"] else []
     moves += ["online-softmax"] if point["ONLINE"] else []
     moves += ["prefetch"] if point["PF"] else []
+    moves += ["widen-weights"] if point["WIDEN"] else []
     return tuple(moves)
 
 
