@@ -30,7 +30,8 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured roofs: bytes/s of a large copy and of reads from the last-level cache, FLOP/s of fp32 and bf16 matmul.
+    """Measured roofs: bytes/s of a large copy (on a CPU also of a large read) and of reads from the last-level cache,
+    FLOP/s of fp32 and bf16 matmul.
 
     `cache_bytes`: all last-level caches of the cores that we may use. None of the figures is below what was seen once.
     """
@@ -57,8 +58,8 @@ class Device(Protocol):
         """Driver, toolkit, torch and triton versions, for the evidence."""
         ...
 
-    def ceilings(self) -> Ceilings:
-        """Measured once per fingerprint and kept under KEVOLVE_HOME."""
+    def ceilings(self, again: bool = False) -> Ceilings:
+        """Measured once per fingerprint and kept under KEVOLVE_HOME. `again`: measured now; what is higher counts."""
         ...
 
     def lock(self) -> AbstractContextManager[None]:

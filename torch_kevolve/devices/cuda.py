@@ -62,9 +62,9 @@ class Cuda:
             "triton": triton_version(),
         }
 
-    def ceilings(self) -> Ceilings:
-        if self._ceilings is None:
-            self._ceilings = kept(self, lambda: measure_cuda(f"cuda:{self.index}", self._props.L2_cache_size))
+    def ceilings(self, again: bool = False) -> Ceilings:
+        if self._ceilings is None or again:
+            self._ceilings = kept(self, lambda: measure_cuda(f"cuda:{self.index}", self._props.L2_cache_size), again)
         return self._ceilings
 
     def lock(self) -> AbstractContextManager[None]:

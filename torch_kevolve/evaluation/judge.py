@@ -124,12 +124,14 @@ class Judge:
         """Set the worker up with the first draws, let it compile, and make all the rest meanwhile."""
         self._setup(whole=False)
         self.port.spare()
-        rest = self._pool.submit(self._finish_exhibits)
+        # The references stay in this thread: in another one torch has one core and glibc gives freed pages back, so 65
+        # M elements are compared in 3.3 s instead of 0.75.
+        compiling = self._pool.submit(compile_arms)
         try:
-            outcome = compile_arms()
+            self._finish_exhibits()
         finally:
-            wait([rest])
-        rest.result()
+            wait([compiling])
+        outcome = compiling.result()
         if not self.port.fresh:
             self._must(self.exhibits.rest_message(), SETUP_S)
         return outcome
@@ -247,6 +249,10 @@ class Judge:
         floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
         mine = timings["candidate"].median_ms
         others = min(timing.median_ms for name, timing in timings.items() if name != "candidate")
+        if mine < floor < others:
+            # The ceilings may be those of a slow hour of a shared machine: 19 GB/s on file where 36 were to be had.
+            self.device.ceilings(again=True)
+            floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
         # A baseline below the floor says that the ceilings were measured on a busy machine, not that it cheats.
         if mine < floor < others:
             return self._refuse(Stage.MEASURE, f"{mine:.4f} ms is impossible: the roofline floor is {floor:.4f} ms")

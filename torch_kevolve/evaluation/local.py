@@ -19,6 +19,7 @@ from typing import Any
 from torch_kevolve.candidate import Candidate
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation.base import Job
+from torch_kevolve.evaluation.port import WORKERS_MALLOC
 from torch_kevolve.evidence import Evidence, Timing
 from torch_kevolve.settings import Settings
 from torch_kevolve.sizes import Json
@@ -27,6 +28,15 @@ log = logging.getLogger(__name__)
 SLACK_S = 600.0
 """The judge bounds every step by itself; this bounds the judge."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _environment() -> dict[str, str]:
+    """The judge's environment. Memory of expandable segments cannot be shared with a worker; freed references must go
+    back to the system, whatever the user's setting of malloc, which is the workers' again. Huge pages: a new fp64 copy
+    of 65 M elements takes 0.05 s with them, 0.2 s without."""
+    env = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    malloc = {name: env.pop(name) for name in list(env) if name.startswith("MALLOC_")}
+    return {"THP_MEM_ALLOC_ENABLE": "1", **env, WORKERS_MALLOC: json.dumps(malloc)}
 
 
 class LocalEvaluator:
@@ -76,8 +86,7 @@ class LocalEvaluator:
             pass_fds=(ask_read, answer_write),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # Memory of expandable segments cannot be shared with a worker.
-            env={name: value for name, value in os.environ.items() if name not in ALLOCATOR},
+            env=_environment(),
             # Its own group: Ctrl-C is for the user's process, which then tells the judge.
             start_new_session=True,
         )

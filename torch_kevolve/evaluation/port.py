@@ -29,6 +29,8 @@ from torch_kevolve.evaluation.runner import Runner
 from torch_kevolve.evaluation.sandbox import LOCKED
 
 log = logging.getLogger(__name__)
+WORKERS_MALLOC = "KEVOLVE_WORKERS_MALLOC"
+"""The user's settings of malloc as JSON, which the judge itself does not run under."""
 KEPT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER", "VIRTUAL_ENV", "PYTHONPATH", "LD_PRELOAD")
 KEPT_PREFIXES = (
     "CUDA_",
@@ -333,7 +335,8 @@ def environment() -> dict[str, str]:
     """What a worker may see of the environment: no keys, no tokens. Compilers' caches stay where they are for all."""
     seen = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     kept = {name: value for name, value in seen.items() if not any(word in name.upper() for word in SECRET)}
-    return {"TORCHINDUCTOR_CACHE_DIR": cache_dir(), **kept}
+    malloc: dict[str, str] = json.loads(os.environ.get(WORKERS_MALLOC, "{}"))
+    return {"TORCHINDUCTOR_CACHE_DIR": cache_dir(), **kept, **malloc}
 
 
 def _write_all(handle: int, data: bytes) -> None:

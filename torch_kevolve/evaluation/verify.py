@@ -178,6 +178,8 @@ def pattern_problem(y: Tensor, twin: Tensor, ref: Tensor) -> str:
         return ""
     nans = others = 0
     for mine, eager, best in _pieces(y, twin, ref):
+        if _all_finite(mine) and _all_finite(eager):
+            continue  # alike; without this look 65 M elements take 0.8 s
         exact = best.to(y.dtype)
         asked = ~(exact.isfinite() & ~eager.isfinite())
         wrong = ~(_alike(mine, eager) | _alike(mine, exact)) & asked
@@ -186,6 +188,10 @@ def pattern_problem(y: Tensor, twin: Tensor, ref: Tensor) -> str:
     if nans:
         return f"NaN pattern differs from eager's at {nans} of {y.numel()} elements"
     return f"infinities differ from eager's at {others} of {y.numel()} elements" if others else ""
+
+
+def _all_finite(x: Tensor) -> bool:
+    return bool(x.sum(dtype=torch.float64).isfinite())
 
 
 def _alike(a: Tensor, b: Tensor) -> Tensor:

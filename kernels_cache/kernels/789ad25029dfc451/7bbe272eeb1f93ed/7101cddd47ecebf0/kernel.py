@@ -16,14 +16,18 @@ def matmul(x1_ptr, x2_ptr, x0_ptr, t1_ptr, t2_ptr, BLOCK_M: tl.constexpr, BLOCK_
     nn = tl.cdiv(65536, BLOCK_N)
     a_tiles = tl.make_tensor_descriptor(x1_ptr, [8192, 1024], [1024, 1], [BLOCK_M, BLOCK_K])
     b_tiles = tl.make_tensor_descriptor(x2_ptr, [65536, 1024], [1024, 1], [BLOCK_N, BLOCK_K])
-    for t in tl.range(tl.program_id(0), nm * nn, 132):
+    _, next_n = tile_of(tl.minimum(tl.program_id(0), nm * nn - 1), nm, nn, GROUP)
+    columns = (next_n * BLOCK_N + tl.arange(0, BLOCK_N))
+    next_bias = tl.load(x0_ptr + columns, mask=columns < 65536, other=0)
+    for t in tl.range(tl.program_id(0), nm * nn, 264):
         pm, pn = tile_of(t, nm, nn, GROUP)
         row0 = pm * BLOCK_M
         column0 = pn * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]
-        i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]
-        acc += tl.load(x0_ptr + i1).to(tl.float32)
+        acc += next_bias.to(tl.float32)[None, :]
+        _, next_n = tile_of(tl.minimum(t + 264, nm * nn - 1), nm, nn, GROUP)
+        columns = (next_n * BLOCK_N + tl.arange(0, BLOCK_N))
+        next_bias = tl.load(x0_ptr + columns, mask=columns < 65536, other=0)
         for k0 in range(0, 1024, BLOCK_K):
             a = a_tiles.load([row0, k0])
             b = b_tiles.load([column0, k0]).T
@@ -31,10 +35,10 @@ def matmul(x1_ptr, x2_ptr, x0_ptr, t1_ptr, t2_ptr, BLOCK_M: tl.constexpr, BLOCK_
         i0 = (row0 + tl.arange(0, BLOCK_M))[:, None]
         i1 = (column0 + tl.arange(0, BLOCK_N))[None, :]
         v5 = acc
-        z = v5
-        peak = tl.max(z, 1) * 1.4426950408889634
+        z0 = v5
+        peak = tl.max(z0, 1) * 1.4426950408889634
         shift = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-        total = tl.sum(tl.exp2(z * 1.4426950408889634 - shift[:, None]), 1)
+        total = tl.sum(tl.exp2(z0 * 1.4426950408889634 - shift[:, None]), 1)
         rows = row0 + tl.arange(0, BLOCK_M)
         place = pn.to(tl.int64) * 8192 + rows
         tl.store(t1_ptr + place, shift, mask=rows < 8192)
@@ -47,9 +51,9 @@ def combine(t1_ptr, t2_ptr, t0_ptr, ROWS: tl.constexpr, TILES: tl.constexpr, DEP
     mask = i0 < 8192
     top = tl.full([ROWS], float("-inf"), tl.float32)
     sums = tl.zeros([ROWS], tl.float32)
-    for t in range(0, 256, TILES):
+    for t in range(0, 512, TILES):
         at = t + tl.arange(0, TILES)[:, None]
-        live = (at < 256) & mask[None, :]
+        live = (at < 512) & mask[None, :]
         peaks = tl.load(t1_ptr + at.to(tl.int64) * 8192 + i0[None, :], mask=live, other=0)
         totals = tl.load(t2_ptr + at.to(tl.int64) * 8192 + i0[None, :], mask=live, other=0)
         high = tl.maximum(top, tl.max(tl.where(totals == 0.0, float("-inf"), peaks), 0))
