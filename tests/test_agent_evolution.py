@@ -19,6 +19,7 @@ from torch_kevolve.agent.search import Attempt, Past, Search
 from torch_kevolve.agent.selection import SELECTIONS
 from torch_kevolve.agent.selection.best_first import BestFirst
 from torch_kevolve.candidate import Candidate, Provenance
+from torch_kevolve.evaluation.base import LEAST_JUDGED
 from torch_kevolve.evidence import Evidence, Stage, Timing
 from torch_kevolve.plan import PlanBuilder
 from torch_kevolve.settings import Budget, Settings
@@ -170,10 +171,11 @@ def test_candidates_stall_and_roofline_end_it() -> None:
     assert outcome.reason == "won" and outcome.finished and len(at_the_floor.judged) <= 4
 
 
-def test_no_time_means_no_judgement_and_says_budget() -> None:
-    judge = Judge(hill)
+def test_when_opening_took_all_the_time_a_few_are_judged_and_it_says_budget() -> None:
+    judge = Judge(lambda point: seen(0.5))
     outcome, _, _ = run(judge, [grid()], seconds=-1.0)
-    assert not judge.judged and outcome.reason == "budget" and not outcome.finished
+    assert LEAST_JUDGED <= len(judge.judged) < LEAST_JUDGED + 4
+    assert outcome.reason == "budget" and not outcome.finished
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.errors import EvaluationError
-from torch_kevolve.evaluation.base import Job
+from torch_kevolve.evaluation.base import LEAST_JUDGED, Job
 from torch_kevolve.evaluation.exhibits import Exhibits
 from torch_kevolve.evaluation.judge import Judge
 from torch_kevolve.evaluation.port import DirectPort
@@ -95,10 +95,11 @@ def test_prepared_weights_are_right_in_timed_runs(dynamic):
     assert first.rows[1] == second.rows[1] and first.rows[0] != second.rows[0]
 
 
-def test_after_the_deadline_nothing_is_begun(dynamic):
+def test_after_the_deadline_only_the_least_are_begun(dynamic):
     job = dynamic.job
-    dynamic.job = replace(job, deadline=time.monotonic() - 1)
+    dynamic.job, dynamic._judged = replace(job, deadline=time.monotonic() - 1), LEAST_JUDGED - 1
     try:
+        assert len(list(dynamic.evaluate([mm(), mm(prepared=True)]))) == 1
         assert list(dynamic.evaluate([mm(), mm(prepared=True)])) == []
     finally:
         dynamic.job = job

@@ -55,6 +55,23 @@ def test_one_bad_element_is_seen():
     assert "worst error" in pooled_problem(mine, twin, torch.float32, "default")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("steps", "passes"), [(0, True), (1, True), (3, False)])
+def test_at_an_outlier_the_neighbouring_number_is_as_good(dtype, steps, passes):
+    """Eager's is the nearest number to 500 and a bit, the candidate's so many steps further on."""
+    step = 500 * torch.finfo(dtype).eps / 2
+    mine, twin = pools([1e-6] * 8, [1e-6] * 8, dtype=dtype)
+    ref = torch.randn(4096, dtype=torch.float64)
+    ref[17] = 500.0 + 0.3 * step
+    other = ref.to(dtype)
+    got = other.clone()
+    for _ in range(steps):
+        got[17] = torch.nextafter(got[17].cpu(), torch.tensor(float("inf"), dtype=dtype))
+    mine.add(got, ref, other)
+    twin.add(other, ref, other)
+    assert (pooled_problem(mine, twin, dtype, "default") == "") == passes
+
+
 def test_a_draw_of_large_values_hides_nothing():
     scales = (1e30, *[1.0] * 7)
     assert verdict([1e-5] * 8, [1e-5] * 8, scales) == ""

@@ -19,7 +19,7 @@ from torch_kevolve.agent.proposers.template import stamped
 from torch_kevolve.agent.search import Attempt, Search
 from torch_kevolve.agent.selection.base import Selection
 from torch_kevolve.candidate import Candidate
-from torch_kevolve.evaluation.base import Trial
+from torch_kevolve.evaluation.base import LEAST_JUDGED, Trial
 from torch_kevolve.evidence import Evidence
 from torch_kevolve.settings import Budget
 
@@ -54,7 +54,8 @@ class Outcome:
 class Evolution:
     """One search under way: who proposes, who picks, who judges, and the limits.
 
-    `deadline`: time.monotonic() after which no new candidate is judged; the confirmation of the best one may pass it.
+    `deadline`: time.monotonic() after which no new candidate is judged, if LEAST_JUDGED were; the confirmation of the
+    best one may pass it.
     `record` is called with every candidate and its evidence, confirmations included.
     """
 
@@ -135,7 +136,7 @@ class Evolution:
     def _over(self) -> bool:
         if self._ended:
             return True
-        if time.monotonic() >= self.deadline:
+        if time.monotonic() >= self.deadline and len(self.search.attempts) >= LEAST_JUDGED:
             self._ended = "budget"
         elif len(self.search.attempts) >= self.limits.candidates_per_task:
             self._ended = "candidates"

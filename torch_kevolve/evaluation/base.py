@@ -11,11 +11,18 @@ from torch_kevolve.evidence import Evidence, Timing
 from torch_kevolve.settings import Settings
 from torch_kevolve.task import KernelTask
 
+LEAST_JUDGED = 3
+"""Candidates that are judged however late it is: eager's library calls and two kernels. References that took half a
+minute would else have been made for nothing."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """One task at real sizes on one device. `device` as torch writes it ("cpu", "cuda:0"); `deadline` is a
-    time.monotonic() moment after which nothing new is started; `frozen` says whether weights count as constants."""
+    """One task at real sizes on one device.
+
+    `device` as torch writes it ("cpu", "cuda:0"); `deadline` is a time.monotonic() moment after which nothing new is
+    started, if LEAST_JUDGED candidates were; `frozen` says whether weights count as constants.
+    """
 
     task: KernelTask
     binding: Mapping[str, int]

@@ -20,7 +20,7 @@ from torch_kevolve.candidate import Candidate
 from torch_kevolve.devices import current
 from torch_kevolve.devices.quiet import wait_for_quiet
 from torch_kevolve.errors import EvaluationError
-from torch_kevolve.evaluation.base import Job
+from torch_kevolve.evaluation.base import LEAST_JUDGED, Job
 from torch_kevolve.evaluation.exhibits import Exhibits
 from torch_kevolve.evaluation.measure import malloc_setting
 from torch_kevolve.evaluation.policy import object_problem, plan_problem, problem_of
@@ -64,7 +64,7 @@ class Judge:
         self.arms = ["eager"]
         self._late = ARMS[1:] if self._nothing_to_tune() else ()
         self._compiled: set[str] = set()
-        self._load = 0.0
+        self._load, self._judged = 0.0, 0
         self._build_one = build
         self._builds: list[Future[Built]] = []
         self._pool = ThreadPoolExecutor(max(1, min(16, torch.get_num_threads())))
@@ -84,15 +84,17 @@ class Judge:
         log.info("%s opened: %.1f s for arms and references, %.1f s to time them", self.job.task.key[:8], took, timed)
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Evidence]]:
-        """Builds run in parallel ahead of the judgement. After the job's deadline no further candidate is begun."""
+        """Builds run in parallel ahead of the judgement. After the job's deadline no further candidate is begun, if
+        LEAST_JUDGED were."""
         rows = [(candidate, *self._begin(candidate)) for candidate in candidates]
         for candidate, problem, future in rows:
-            if time.monotonic() > self.job.deadline:
+            if time.monotonic() > self.job.deadline and self._judged >= LEAST_JUDGED:
                 for _, _, other in rows:
                     if other is not None:
                         other.cancel()
                 return
             started = time.monotonic()
+            self._judged += 1
             found = self._judge(candidate, problem, future)
             log.info("%s judged in %.1f s: %s", candidate.id[:8], time.monotonic() - started, found.reached.name)
             yield candidate, found

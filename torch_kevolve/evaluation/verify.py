@@ -5,6 +5,8 @@ With y an output, ref the fp64 reference, both pooled over all draws, rms(v) = s
     e = rms(y - ref) / rms(ref)        m = max|y - ref| / rms(ref)        u = half an ulp of y's type at rms(ref)
 
 `default` asks for e <= 1.25 e_twin + u and m <= 2 m_twin + 4 u; `fast` for eight times that; `strict` for equal bits.
+In the candidate's m, half of y's machine epsilon times |ref| is taken off: at an outlier 500 times rms(ref) adjacent
+numbers lie 6e-5 rms(ref) apart, and where eager's was the nearer one by luck, a right GroupNorm was refused.
 The same is asked once more with every draw divided by its own rms(ref): exp of a draw of large numbers is 1e30 times
 that of an ordinary one, and would hide any error in it. e_twin and m_twin are themselves estimates; `chance` widens
 them by what n values leave open, 2.4 times at n = 8 (a mean over 8 draws), 2.5 % at n = 10,000.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,10 +36,13 @@ class Pool:
     square_error: float = 0.0
     square_ref: float = 0.0
     worst: float = 0.0
+    excess: float = 0.0
+    """The largest error beyond the rounding of the element itself."""
     count: int = 0
     scaled_error: float = 0.0
     scaled_fourth: float = 0.0
     scaled_worst: float = 0.0
+    scaled_excess: float = 0.0
     half_ulps: float = 0.0
     most_half_ulp: float = 0.0
     broken: int = 0
@@ -52,7 +57,7 @@ class Pool:
         u = half_ulp(scale, y.dtype)
         self.square_error += sums.square_error
         self.square_ref += sums.square_ref
-        self.worst = max(self.worst, sums.worst)
+        self.worst, self.excess = max(self.worst, sums.worst), max(self.excess, sums.excess)
         self.count += sums.count
         self.broken += sums.broken
         self.half_ulps += u * u * sums.count
@@ -61,8 +66,9 @@ class Pool:
             self.scaled_error += sums.square_error / scale**2
             self.scaled_fourth += sums.fourth_error / scale**2 / scale**2
             self.scaled_worst = max(self.scaled_worst, sums.worst / scale)
+            self.scaled_excess = max(self.scaled_excess, sums.excess / scale)
         elif sums.square_error > 0.0:
-            self.scaled_error = self.scaled_worst = math.inf
+            self.scaled_error = self.scaled_worst = self.scaled_excess = math.inf
 
     def errors(self) -> Errors:
         """e and m over all draws."""
@@ -99,6 +105,7 @@ class Sums:
     square_ref: float = 0.0
     fourth_error: float = 0.0
     worst: float = 0.0
+    excess: float = 0.0
     count: int = 0
     broken: int = 0
 
@@ -115,15 +122,16 @@ class Sums:
             # A non-finite y where the reference is finite is as wrong as can be.
             difference = torch.where(lost, math.inf, torch.where(fine, difference, 0.0))
             squares = difference.square()
-            kept = torch.where(fine, ref, 0.0).double()
-            square_error, square_ref, count = float(squares.sum()), float(kept.square().sum()), int(fine.sum())
+            ref = torch.where(fine, ref, 0.0).double()
+            square_error, square_ref, count = float(squares.sum()), float(ref.square().sum()), int(fine.sum())
         self.square_error += square_error
         self.square_ref += square_ref
         self.fourth_error += float(squares.square_().sum())
         self.count += count
         if difference.numel():
-            low, high = difference.aminmax()
-            self.worst = max(self.worst, -float(low), float(high))
+            size = difference.abs()
+            self.worst = max(self.worst, float(size.max()))
+            self.excess = max(self.excess, float(size.sub_(ref.abs(), alpha=0.5 * torch.finfo(y.dtype).eps).max()))
 
 
 def _beyond(ref: Tensor, dtype: torch.dtype) -> bool:
@@ -153,8 +161,10 @@ def pooled_problem(mine: Pool, twin: Pool, dtype: torch.dtype, level: str) -> st
         return f"NaN or infinity at {mine.broken} elements where eager is finite"
     u = half_ulp(mine.rms, dtype)
     each_u = (mine.half_ulps / max(1, mine.count)) ** 0.5
-    return _bound(mine.errors(), twin.errors(), twin.chance, u, u, level, "") or _bound(
-        mine.scaled(), twin.scaled(), twin.chance, each_u, mine.most_half_ulp, level, ", each draw by its own scale"
+    scaled = replace(mine.scaled(), worst=mine.scaled_excess)
+    ours = replace(mine.errors(), worst=mine.excess / mine.rms) if mine.rms > 0.0 else mine.errors()
+    return _bound(ours, twin.errors(), twin.chance, u, u, level, "") or _bound(
+        scaled, twin.scaled(), twin.chance, each_u, mine.most_half_ulp, level, ", each draw by its own scale"
     )
 
 
