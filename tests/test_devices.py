@@ -135,6 +135,12 @@ def test_disturbed_measurements_are_merged_upwards(cpu, home):
     assert kept(Quiet(cpu, load=1.0), never) == FIGURES
 
 
+def test_measured_again_the_higher_counts(cpu, home):
+    kept(Quiet(cpu), lambda: replace(FIGURES, copy_bytes_s=1.0))
+    assert kept(Quiet(cpu), lambda: replace(FIGURES, fp32_flops=1.0), again=True) == FIGURES
+    assert kept(Quiet(cpu), never) == FIGURES
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"ceilings": {}}', '{"ceilings": {"copy_bytes_s": "x"}, "tries": 9}', "null", "0" * 9],

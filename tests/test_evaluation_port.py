@@ -8,6 +8,7 @@ import time
 import pytest
 
 from torch_kevolve.errors import EvaluationError
+from torch_kevolve.evaluation import local
 from torch_kevolve.evaluation import port as module
 from torch_kevolve.evaluation.port import ProcessPort, environment, reply_problem
 from torch_kevolve.evaluation.sandbox import LOCKED
@@ -244,3 +245,12 @@ def test_good_samples_pass():
 def test_samples_are_checked_field_by_field(samples):
     with pytest.raises(EvaluationError):
         checked(samples, ["a", "candidate"])
+
+
+def test_the_users_malloc_is_the_workers_and_not_the_judges(monkeypatch):
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")
+    judge = local._environment()
+    assert not [name for name in judge if name.startswith("MALLOC_")]
+    monkeypatch.delenv("MALLOC_MMAP_MAX_")
+    monkeypatch.setenv(module.WORKERS_MALLOC, judge[module.WORKERS_MALLOC])
+    assert environment()["MALLOC_MMAP_MAX_"] == "0"

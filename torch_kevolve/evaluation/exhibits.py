@@ -24,7 +24,7 @@ from torch_kevolve.evaluation.inputs import (
 )
 from torch_kevolve.evaluation.memory import Arena, checksum, describe, extent, place
 from torch_kevolve.evaluation.reference import choices, interpret
-from torch_kevolve.evaluation.verify import Pool
+from torch_kevolve.evaluation.verify import Pool, all_finite
 from torch_kevolve.settings import Settings
 from torch_kevolve.sizes import Json, evaluate
 from torch_kevolve.task import FLOATS, KernelTask, Ref, TensorSpec
@@ -139,7 +139,7 @@ class Exhibits:
             e.float() if t.is_floating_point() and t.element_size() == 2 else e
             for e, t in zip(exact, twin, strict=True)
         )
-        clean = tuple(_all_finite(e) and _all_finite(t) for e, t in zip(exact, twin, strict=True))
+        clean = tuple(all_finite(e) and all_finite(t) for e, t in zip(exact, twin, strict=True))
         return Answer(exact, twin, clean, dict(zip(self.choices, sources, strict=True)))
 
     def wanted(self, exhibit: Exhibit, output: int) -> TensorSpec:
@@ -274,10 +274,3 @@ class Exhibits:
 def _flat(tensor: Tensor) -> Tensor:
     """All elements from the first to the last that a strided tensor touches, gaps included."""
     return tensor.as_strided((extent(tensor),), (1,))
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    # The sum of finite fp64 or fp32 numbers may overflow; then the pattern is compared, which is only slower.
-    return bool(torch.sum(tensor, dtype=torch.float64 if tensor.element_size() == 8 else torch.float32).isfinite())

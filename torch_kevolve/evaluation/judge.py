@@ -248,13 +248,13 @@ class Judge:
 
     def _done(self, samples: dict[str, list[float]], library: bool) -> Evidence:
         timings, ratio, low, high = summary(samples, library)
-        floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
+        floor = self._floor()
         mine = timings["candidate"].median_ms
         others = min(timing.median_ms for name, timing in timings.items() if name != "candidate")
         if mine < floor < others:
             # The ceilings may be those of a slow hour of a shared machine: 19 GB/s on file where 36 were to be had.
             self.device.ceilings(again=True)
-            floor = floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
+            floor = self._floor()
         # A baseline below the floor says that the ceilings were measured on a busy machine, not that it cheats.
         if mine < floor < others:
             return self._refuse(Stage.MEASURE, f"{mine:.4f} ms is impossible: the roofline floor is {floor:.4f} ms")
@@ -266,6 +266,9 @@ class Judge:
             ratio_hi=high,
             roofline=floor / 0.9 / mine if floor < others else None,
         )
+
+    def _floor(self) -> float:
+        return floor_ms(self.exhibits.bytes_moved(), flops(self.job.task, self.job.binding), self.device)
 
     def _time(
         self, arms: Sequence[str], seconds: float, least: int = 7, proof: Proof | None = None

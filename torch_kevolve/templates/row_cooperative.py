@@ -44,12 +44,8 @@ class Cooperative(Render):
             lines.append(f"inside = c < {length}")
         tile = Scope("c", self.tile_mask(ragged), lines, policy=FIRST, stream=True)
         pairs = online_pairs(self.program, self.reduces)
-        taken: set[int] = set()
-        for level in sorted({self.level[self.base + r.op] for r in self.reduces}):
-            mine = [r for r in self.reduces if self.level[self.base + r.op] == level and r.op not in taken]
-            taken |= {pairs[r.op].op for r in mine if r.op in pairs}
-            if mine:
-                self.meet(mine, pairs, tile)
+        for mine in self.stages(pairs):
+            self.meet(mine, pairs, tile)
         self.store_elements(tile)
         self.close("rows")
         return COMBINE + "\n\n" + "\n\n".join(self.texts), self.outs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch_kevolve.errors import PlanError
 from torch_kevolve.plan import Tensor
 from torch_kevolve.sizes import Size, simplify
@@ -60,19 +62,22 @@ class Render(RowKernel):
 
     def loop(self) -> None:
         pairs = online_pairs(self.program, self.reduces)
-        total = max((self.level[self.base + r.op] for r in self.reduces), default=0)
         turn = 0
-        taken: set[int] = set()
-        for level in range(1, total + 1):
-            mine = [r for r in self.reduces if self.level[self.base + r.op] == level and r.op not in taken]
-            if not mine:
-                continue
-            taken |= {pairs[r.op].op for r in mine if r.op in pairs}
+        for mine in self.stages(pairs):
             self.one_pass(mine, pairs, turn)
             turn += 1
         if any(self.program.level(out.ref.index) == "element" for out in self.program.outputs):
             self.last_pass(turn)
         self.close("rows")
+
+    def stages(self, pairs: dict[int, Reduce]) -> Iterator[list[Reduce]]:
+        """The reductions that can be made together, stage after stage; those that ride along are left out."""
+        taken: set[int] = set()
+        for level in sorted({self.level[self.base + r.op] for r in self.reduces}):
+            mine = [r for r in self.reduces if self.level[self.base + r.op] == level and r.op not in taken]
+            taken |= {pairs[r.op].op for r in mine if r.op in pairs}
+            if mine:
+                yield mine
 
     def piece(self, turn: int, length: Size) -> tuple[list[str], str, Scope]:
         """(head of the loop, its first statements, the tile's scope) of one pass."""
