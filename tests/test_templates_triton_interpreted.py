@@ -1,8 +1,9 @@
 """Every Triton family against fp64 in Triton's interpreter, at ragged sizes.
 
 Not interpreted, and why: `plane_matmul_triton` on finite values (the interpreter cannot multiply bf16 tiles; its exact
-path is), the `bf16x6` precision of `small_matmul_triton`, `libdevice` functions (fmod, pow), the algorithm
-`cooperative` of `rowwise_triton` (programs wait for each other; the interpreter runs one after the other).
+path is), the `bf16x6` precision of `small_matmul_triton`, `libdevice` functions (fmod, pow, and exp, which joins the
+pieces of a softmax). The interpreter runs one program after the other, so of the algorithm `cooperative` all but the
+last piece of a row take the way of those that waited in vain.
 """
 
 from __future__ import annotations

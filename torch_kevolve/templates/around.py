@@ -171,7 +171,7 @@ class _Walk:
             raise _Unfit
         if numel(frame) != self.numel:
             raise _Unfit
-        term = express(op, lambda ref: self.read(ref, frame), self.language)
+        term = express(op, lambda ref: self.read(ref, frame), self.language, self.graph)
         if term is None:
             raise _Unfit
         name = f"v{index}"

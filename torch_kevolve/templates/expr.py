@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from torch_kevolve.task import Arg, DType, Op, Ref
+from torch_kevolve.task import Arg, DType, Op, Ref, TaskGraph
 from torch_kevolve.templates.dialects import COMPARE, FLOAT_OPS, INT_OPS, MASK_OPS, SELECT, TESTS, constant
 from torch_kevolve.templates.terms import (
     HELD_FLOATS,
@@ -65,14 +65,15 @@ def is_pointwise(target: str) -> bool:
     return name in _SAME or name in _SPECIAL or name in COMPARE or name in TESTS
 
 
-def express(op: Op, read: Read, language: str) -> Term | None:
+def express(op: Op, read: Read, language: str, graph: TaskGraph | None = None) -> Term | None:
     """The operator as an expression over its operands' terms; None where there is no text for it.
 
     `read` gives the term of a tensor operand, broadcast already. The result's text is an expression, not an atom:
-    bind it to a name (or bracket it) before it is an operand itself.
+    bind it to a name (or bracket it) before it is an operand itself. `graph`: what the operator stands in, if what
+    stands before it may choose its text.
     """
     try:
-        return _Printer(op, read, language).term()
+        return _Printer(op, read, language, graph).term()
     except Unprintable:
         return None
 
@@ -82,8 +83,8 @@ def _name(target: str) -> str:
 
 
 class _Printer:
-    def __init__(self, op: Op, read: Read, language: str) -> None:
-        self.op, self.read, self.language = op, read, language
+    def __init__(self, op: Op, read: Read, language: str, graph: TaskGraph | None) -> None:
+        self.op, self.read, self.language, self.graph = op, read, language, graph
         self.name, self.kwargs = _name(op.target), dict(op.kwargs)
         self.out = op.outs[0].dtype
         self.column = LANGUAGES.index(language)
@@ -170,7 +171,23 @@ def _div(p: _Printer) -> Term:
     names = {None: "div", "trunc": "div_trunc", "floor": "div_floor"}
     if mode not in names:
         raise Unprintable
-    return p.row(names[mode], p.to(p.arg(0), p.out), p.to(p.arg(1), p.out))
+    name = "div_rough" if mode is None and _by_exponential(p) else names[mode]
+    return p.row(name, p.to(p.arg(0), p.out), p.to(p.arg(1), p.out))
+
+
+def _by_exponential(p: _Printer) -> bool:
+    """Whether the divisor is exp(x) + 1, as in a sigmoid or SiLU: it is off by 2 ulp itself, and at least 1."""
+    made = _maker(p, p.op.args[1])
+    if made is None or _name(made.target) != "add" or made.kwargs or made.args[1] != 1:
+        return False
+    power = _maker(p, made.args[0])
+    return power is not None and _name(power.target) == "exp"
+
+
+def _maker(p: _Printer, value: Arg) -> Op | None:
+    if p.graph is None or not isinstance(value, Ref) or value.index < len(p.graph.inputs):
+        return None
+    return p.graph.ops[value.index - len(p.graph.inputs)]
 
 
 def _pow(p: _Printer) -> Term:

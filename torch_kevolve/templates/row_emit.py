@@ -113,7 +113,7 @@ class Emitter:
         scaled = self._over_softmax_sum(op, scope)
         if scaled is not None:
             return scaled
-        term = express(op, lambda each: self.value(each, scope), "triton")
+        term = express(op, lambda each: self.value(each, scope), "triton", self.program.graph)
         if term is None:
             raise PlanError(detail=f"{op.target} has no Triton text")
         return self.bind(term, scope)

@@ -92,6 +92,11 @@ class Render(RowKernel):
         return first, head, Scope("c", self.tile_mask(ragged), [])
 
     def one_pass(self, mine: list[Reduce], pairs: dict[int, Reduce], turn: int) -> None:
+        self.rows.lines += self.over_row(mine, pairs, turn)
+        self.settle(mine, pairs)
+
+    def over_row(self, mine: list[Reduce], pairs: dict[int, Reduce], turn: int) -> list[str]:
+        """The statements that read a whole row and leave what `settle` makes known."""
         length = self.program.row_size
         first, head, tile = self.piece(turn, length)
         before: list[str] = []
@@ -108,8 +113,7 @@ class Render(RowKernel):
                     before.append(f"{name} = tl.full([ROWS, BLOCK], {identity}, {held})")
                 tile.lines += joined(reduce, names, self.inputs(reduce, value, tile))
                 after += finished(reduce, names, f"s{reduce.op}")
-        self.rows.lines += [*before, head, *(f"    {line}" for line in [*first, *tile.lines]), *after]
-        self.settle(mine, pairs)
+        return [*before, head, *(f"    {line}" for line in [*first, *tile.lines]), *after]
 
     def settle(self, mine: list[Reduce], pairs: dict[int, Reduce]) -> None:
         """Makes known what finished statements have left under the reductions' names."""

@@ -94,7 +94,9 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
         if row > 65536:  # fastest on an H200 for softmax and log-softmax of 128k columns, in fp32 and in bf16
             good += [("cooperative", row // 8, 1, 8, "reverse"), ("loop", 32768, 1, 32, "reverse")]
             good += [("cooperative", row // 16, 1, 4, "reverse"), ("loop", 32768, 1, 16, "reverse")]
-            good += [("cooperative", row // 16, 1, 8, "reverse")]
+            good += [("cooperative", row // 16, 1, 8, "reverse"), ("cooperative", row // 8, 1, 4, "reverse")]
+            longer = ((16384, 4), (16384, 8), (32768, 8), (32768, 16), (8192, 4))
+            good += [("cooperative", block, 1, warps, "reverse") for block, warps in longer if row // block > 16]
         for block, warps in ((8192, 4), (8192, 8), (4096, 4), (16384, 16), (4096, 8), (16384, 8), (1024, 4)):
             good.append(("loop", block, 1, warps, "reverse"))
         good.append(("split", 4096, 1, 8, "reverse"))
@@ -103,7 +105,7 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
         algorithm = Cooperative if point["algorithm"] == "cooperative" else Render
-        return algorithm(builder, program, point, is_wide(task)).done()
+        return algorithm(builder, program, point, is_wide(task) or algorithm is Cooperative).done()
 
     def moves(point: Point) -> tuple[str, ...]:
         return {
