@@ -151,7 +151,7 @@ def points(case: Case, task: KernelTask, count: int) -> list[tuple[dict[str, Any
     space = family(case.family).match(task, H200)
     assert space is not None, f"{case.family} does not claim {case.name}: {task.graph.targets}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    chosen = space.start[: (count + 1) // 2]
+    chosen = list(space.start[: (count + 1) // 2])
     others = [p for p in space.points() if p not in chosen]
     if interpreted:
         # The interpreter is slow: few steps and small tiles, whatever the family calls them.

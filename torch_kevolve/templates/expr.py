@@ -44,7 +44,7 @@ Read: TypeAlias = Callable[[Ref], Term]
 
 
 _SAME = {  # operators whose operands and result share one kind; the name of the row
-    "neg": "neg", "abs": "abs", "add": "add", "sub": "sub", "mul": "mul", "exp": "exp", "exp2": "exp2",
+    "neg": "neg", "abs": "abs", "add": "add", "sub": "sub", "mul": "mul", "exp2": "exp2",
     "expm1": "expm1", "log": "log", "log2": "log2", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "reciprocal": "reciprocal", "square": "square", "sigmoid": "sigmoid", "silu": "silu", "tanh": "tanh", "erf": "erf",
     "relu": "relu", "hardswish": "hardswish", "hardsigmoid": "hardsigmoid", "sin": "sin", "cos": "cos",
@@ -175,13 +175,22 @@ def _div(p: _Printer) -> Term:
     return p.row(name, p.to(p.arg(0), p.out), p.to(p.arg(1), p.out))
 
 
+def _exp(p: _Printer) -> Term:
+    users = [op for op in p.graph.ops for ref in op.refs() if _maker(p, ref) is p.op] if p.graph is not None else []
+    outs = p.graph.outputs if p.graph is not None else ()
+    inside = users and all(map(_adds_one, users)) and all(_maker(p, ref) is not p.op for ref in outs)
+    return p.row("exp_of_sigmoid" if inside else "exp", p.to(p.arg(0), p.out))
+
+
 def _by_exponential(p: _Printer) -> bool:
     """Whether the divisor is exp(x) + 1, as in a sigmoid or SiLU: it is off by 2 ulp itself, and at least 1."""
     made = _maker(p, p.op.args[1])
-    if made is None or _name(made.target) != "add" or made.kwargs or made.args[1] != 1:
-        return False
-    power = _maker(p, made.args[0])
+    power = _maker(p, made.args[0]) if made is not None and _adds_one(made) else None
     return power is not None and _name(power.target) == "exp"
+
+
+def _adds_one(op: Op) -> bool:
+    return _name(op.target) == "add" and not op.kwargs and op.args[1] == 1
 
 
 def _maker(p: _Printer, value: Arg) -> Op | None:
@@ -295,6 +304,7 @@ def _add_product(p: _Printer) -> Term:
 
 _SPECIAL: dict[str, Callable[[_Printer], Term]] = {
     "div": _div,
+    "exp": _exp,
     "true_divide": _div,
     "pow": _pow,
     "gelu": _gelu,
