@@ -137,11 +137,8 @@ class Cooperative(Render):
             ]
             return [(f"{out}_0", low, "float32"), (f"{out}_1", "0.0", "float32")]
         if reduce.kind in ("var", "var_mean"):
-            count = "BLOCK * 1.0"
-            if "inside" in tile.mask:
-                count = f"(tl.minimum(({self.program.row_size} - piece * BLOCK).to(tl.float32), BLOCK * 1.0))"
             lines += [
-                f"{out}_0 = {count} + tl.zeros([ROWS, 1], tl.float32)",
+                f"{out}_0 = {self.elements_of(tile)} + tl.zeros([ROWS, 1], tl.float32)",
                 f"{out}_1 = tl.sum({self.only(tile, value.text, '0.0')}, 1, keep_dims=True) / {out}_0",
                 f"{out}_d = {self.only(tile, f'{value.text} - {out}_1', '0.0')}",
                 f"{out}_2 = tl.sum({out}_d * {out}_d, 1, keep_dims=True)",

@@ -89,7 +89,7 @@ class Render(RowKernel):
         first = [f"c = {at} * BLOCK + tl.arange(0, BLOCK)[None, :]"]
         if ragged:
             first.append(f"inside = c < {size}")
-        return first, head, Scope("c", self.tile_mask(ragged), [])
+        return first, head, Scope("c", self.tile_mask(ragged), [], first=(f"{at} * BLOCK", self.block))
 
     def one_pass(self, mine: list[Reduce], pairs: dict[int, Reduce], turn: int) -> None:
         self.rows.lines += self.over_row(mine, pairs, turn)
@@ -171,9 +171,8 @@ class Render(RowKernel):
         names = (n, mean, f"{mean}_rest", m2, f"{m2}_rest")
         before += [f"{name} = tl.zeros([ROWS, 1], tl.float32)" for name in names]
         after += [f"{mean} += {mean}_rest", f"{m2} += {m2}_rest"]
-        ragged = "inside" in tile.mask
         tile.lines += [
-            f"{out}_c = {'tl.sum(tl.where(inside, 1.0, 0.0), 1, keep_dims=True)' if ragged else 'BLOCK * 1.0'}",
+            f"{out}_c = {self.elements_of(tile)}",
             f"{out}_u = tl.sum({self.only(tile, value.text, '0.0')}, 1, keep_dims=True) / {out}_c",
             f"{out}_d = {self.only(tile, f'{value.text} - {out}_u', '0.0')}",
             f"{out}_o = {out}_u - ({mean} + {mean}_rest)",
@@ -184,9 +183,14 @@ class Render(RowKernel):
             f"{n} += {out}_c",
         ]
 
+    def elements_of(self, tile: Scope) -> str:
+        """How many elements of a row a tile has, as fp32. (LLVM takes minutes over the sum of a mask's ones.)"""
+        if "inside" not in tile.mask or tile.first is None:
+            return "BLOCK * 1.0"
+        return f"tl.minimum({self.params.size(self.program.row_size)} - {tile.first[0]}, BLOCK) * 1.0"
+
     def last_pass(self, turn: int) -> None:
         first, head, tile = self.piece(turn, self.program.row_size)
-        tile.first = (first[0].removeprefix("c = ").split(" + ")[0], self.block)
         if turn:
             tile.policy, tile.stream = FIRST, True
         self.store_elements(tile)
