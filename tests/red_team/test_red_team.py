@@ -44,13 +44,7 @@ def test_an_honest_twin_passes(court, name):
     assert evidence.ok and evidence.reached is Stage.DONE, evidence.note
 
 
-def marked(cases):
-    for case in cases:
-        marks = [pytest.mark.xfail(strict=True, reason=case.found)] if case.found else []
-        yield pytest.param(case, id=case.name, marks=marks)
-
-
-@pytest.mark.parametrize("case", list(marked(CASES)))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_cheat_is_caught_and_again_with_that_layer_off(court, case):
     caught_twice(court, case)
 
@@ -60,7 +54,7 @@ def test_an_honest_triton_kernel_passes(interpreter):
     assert evidence.ok and evidence.reached is Stage.DONE, evidence.note
 
 
-@pytest.mark.parametrize("case", list(marked(TRITON_CASES)))
+@pytest.mark.parametrize("case", TRITON_CASES, ids=lambda case: case.name)
 def test_a_triton_cheat_is_caught_and_again_with_that_layer_off(interpreter, case):
     caught_twice(interpreter, case)
 
