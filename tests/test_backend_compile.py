@@ -14,6 +14,7 @@ import samples
 import torch_kevolve
 from forced import forced
 from torch_kevolve import one_graph
+from torch_kevolve import session as session_module
 from torch_kevolve.backend import explain, metrics, report_regions, reset_metrics
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.lowering import passage as passages
@@ -193,13 +194,15 @@ def test_failures_of_our_own_fall_back_or_raise(monkeypatch):
         run(softmax, X, on_error="raise")
 
 
-def test_a_backend_that_breaks_at_the_door_leaves_the_graph_to_inductor(monkeypatch):
+def test_a_backend_that_breaks_at_the_door_leaves_the_graph_to_inductor(monkeypatch, passes):
     def broken(*_):
         raise RuntimeError("no store")
 
     monkeypatch.setattr(Session, "open", broken)
     torch.testing.assert_close(run(softmax, X, on_error="fallback"), softmax(X))
     assert metrics()["left"] == {"backend": 1}
+    torch.testing.assert_close(run(softmax, X, on_error="fallback"), softmax(X))
+    assert len(passes) == 1, "Inductor's caches answer"
     with pytest.raises(Exception, match="no store"):
         run(softmax, X, on_error="raise")
 
@@ -404,18 +407,35 @@ def test_under_a_frozen_name_nothing_is_searched_even_where_inductor_compiles_an
     assert {(r.reason, r.effort) for r in record.regions} == {("budget", "quick")}, "effort none closes nothing anew"
 
 
-def test_a_graph_whose_evaluation_breaks_is_compiled_anew_twice(passes):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(EvaluationError(detail="no worker"), "evaluation"), (RuntimeError("our own"), "session")]
+)
+def test_a_graph_whose_evaluation_or_search_breaks_is_compiled_anew_twice(passes, error, reason):
     with forced() as judge:
 
         def broken(job, settings):
             judge.opened.append(job.task)
-            raise EvaluationError(detail="no worker")
+            raise error
 
         judge.open = broken
         for ran in (1, 2, 3, 3, 3):
             run(softmax, X, effort="quick", on_error="fallback")
             assert len(passes) == ran and len(judge.opened) == min(ran, 2)
-        assert metrics()["left"] == {"evaluation": 5} and passes[:2] == [None, None] and passes[2] is not None
+        faults = 2 if reason == "session" else 0
+        assert metrics()["left"] == {reason: 5 + faults} and passes[:2] == [None, None] and passes[2] is not None
+
+
+def test_a_rank_that_never_searches_does_not_wait_for_one_that_does(passes, monkeypatch):
+    """Of a pipeline's ranks each has graphs that no other one compiles."""
+    monkeypatch.setattr(session_module, "_local_rank", lambda: 1)
+    with forced() as judge:
+        for ran in (1, 2, 2):
+            run(softmax, X, effort="quick")
+            assert len(passes) == ran and not judge.opened
+        assert metrics()["left"] == {"another-rank-searches": 3} and passes[0] is None is not passes[1]
+        monkeypatch.setattr(session_module, "_local_rank", lambda: 0)
+        run(softmax, X, effort="quick")
+    assert passes[2] is None and report_regions()[-1].status == "replaced"
 
 
 def test_a_kernel_that_went_is_searched_for_again(passes):

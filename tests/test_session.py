@@ -267,6 +267,43 @@ def test_a_kernel_that_cannot_be_proven_here_is_tried_twice(session, store, judg
         assert choice(session(), want()).reason == "not-verified-here" and len(judge.opened) == opened
 
 
+def test_a_fault_of_our_own_costs_its_task_only_and_is_tried_twice(session, judge):
+    inner, faults = judge.open, []
+
+    def opened(job, settings):
+        inner(job, settings)
+        if job.task.key == want("exp").task.key:
+            raise RuntimeError("our own fault")
+        return judge
+
+    judge.open = opened
+    for tried in (1, 2, 2):
+        wanted = [want("exp", 0.9), want("tanh", 0.1)]
+        found = session().choose(wanted, Purse(60.0), lambda *fault: faults.append(fault))
+        exp, tanh = (found[each.task.key] for each in wanted)
+        assert (exp.reason, exp.undecided) == ("session", True) and "our own fault" in exp.detail
+        assert tanh.kernel is not None
+        assert judge.opened.count(wanted[0].task.key) == len(faults) == tried
+    assert session().given_up(want("exp").task.key, "cpu") and not session().given_up(want("tanh").task.key, "cpu")
+
+
+def test_a_fault_is_raised_to_whoever_gives_no_hook_for_it(session, judge):
+    judge.broken = RuntimeError("our own fault")
+    with pytest.raises(RuntimeError, match="our own fault"):
+        choice(session(), want())
+
+
+def test_a_store_that_breaks_is_a_fault_too(session, store, judge, monkeypatch):
+    def broken(*_):
+        raise OSError("no space left")
+
+    faults = []
+    monkeypatch.setattr(store, "get", broken)
+    monkeypatch.setattr(store, "put_record", broken)
+    found = session().choose([want()], Purse(60.0), lambda *fault: faults.append(fault))
+    assert found[want().task.key].reason == "session" and len(faults) == 1
+
+
 def _hold(folder, name, held, done):
     with only_here(folder, name) as mine:
         assert mine

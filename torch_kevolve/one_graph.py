@@ -61,7 +61,7 @@ class OneGraph:
                 raise
             log.warning("Inductor alone compiles this graph: %s: %s", type(error).__name__, error)
             TALLY.leave("backend")
-            hooks = Hooks()
+            hooks = Hooks(uuid=digest({"kevolve": VERSION, "puts in": "nothing"}))
         gm, inputs = self.gm, self.inputs
         # The hooks live as long as the backward may still be compiled; the user's tensors shall not.
         self.gm, self.inputs = fx.GraphModule({}, fx.Graph()), ()
@@ -113,8 +113,9 @@ class OneGraph:
 
     def _uuid(self, session: Session, device: str, record: GraphRecord) -> str | None:
         """None while this effort may change a verdict, or where a kernel came or went; else what the pass puts in."""
-        budget = self.settings.budget.seconds
-        for verdict in record.open_to(self.settings.effort, budget):
+        # Where nothing is searched nothing is open: of a pipeline's ranks each has graphs that no other one compiles.
+        left = record.open_to(self.settings.effort, self.settings.budget.seconds) if session.may_search else ()
+        for verdict in left:
             if verdict.reason not in BROKEN or not session.given_up(str(verdict.task), device):
                 return None
         fingerprint = current(device).fingerprint()
@@ -137,10 +138,11 @@ class OneGraph:
             # The frozen name says what is in the graph: nothing is searched for under it.
             known = [each for each in wanted if each.task.key in self.recorded]
             settled = session.settled(known, self.recorded, self.purse)
-            return {**session.choose([e for e in wanted if e.task.key not in settled], self.purse), **settled}
+            rest = [each for each in wanted if each.task.key not in settled]
+            return {**session.choose(rest, self.purse, self._fault), **settled}
         except Exception as error:
             self._fault("session", error)
-            return {each.task.key: Choice(reason="session", undecided=True, detail=str(error)[:300]) for each in wanted}
+            return {each.task.key: session.broken(each, error) for each in wanted}
 
     def _note(
         self, session: Session, device: str, key: str | None, phase: str, verdicts: Sequence[RegionVerdict]

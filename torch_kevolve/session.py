@@ -6,10 +6,11 @@ questions: could anybody write a kernel for this task (`claims`), and which kern
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,19 @@ from torch_kevolve.store.base import Store
 from torch_kevolve.tally import TALLY
 from torch_kevolve.task import KernelTask, digest
 
+log = logging.getLogger(__name__)
 SOFT = ("torch", "triton", "compiler", "toolkit", "driver")
 """Parts of the soft fingerprint whose change asks for a new verification."""
-BROKEN = ("evaluation", "not-verified-here")
-"""Reasons of a task whose evaluation broke. No fault of any kernel: it is tried again, but not for ever."""
+BROKEN = ("evaluation", "not-verified-here", "session")
+"""Reasons of a task whose evaluation, or whose way there, broke. No fault of any kernel: it is tried again, but not for
+ever."""
 TRIES = 2
-"""Broken evaluations of a task after which it is left alone, until kevolve or the software around it changes."""
+"""Faults of a task after which it is left alone, until kevolve or the software around it changes."""
+Fault = Callable[[str, Exception], None]
+
+
+def _raised(reason: str, error: Exception) -> None:
+    raise error
 
 
 @dataclass
@@ -60,6 +68,11 @@ class Session:
         """The searcher, made when it is first needed: where Inductor's caches answer, that saves 0.2 s of imports."""
         return self.make_hunt(self.settings, self.store)
 
+    @property
+    def may_search(self) -> bool:
+        """Of several processes of a distributed run, one per machine searches."""
+        return self.settings.effort != "none" and _local_rank() == 0
+
     def claims(self, task: KernelTask, binding: Mapping[str, int], device: str) -> bool:
         """Whether any family has a space for the task here, or a proven kernel lies in the store."""
         # The twin is no part of a task's key, but a family of its own offers it.
@@ -71,21 +84,25 @@ class Session:
             )
         return self._claims[key]
 
-    def choose(self, wanted: Sequence[Wanted], purse: Purse) -> dict[str, Choice]:
-        """A choice per task key, hottest first. Never raises for a bad candidate or a broken evaluator."""
+    def choose(self, wanted: Sequence[Wanted], purse: Purse, fault: Fault = _raised) -> dict[str, Choice]:
+        """A choice per task key, hottest first. Never raises for a bad candidate or a broken evaluator; a fault of our
+        own is told to `fault` and, where that does not raise, costs its own task only."""
         out: dict[str, Choice] = {}
         todo: list[Wanted] = []
         for each in sorted(wanted, key=lambda w: -w.share):
             if each.task.key in out:
                 continue
-            known = self._known(each, purse) or self.hunt.lost(each)
+            known = self._guarded(each, partial(self._known_or_lost, each, purse), fault)
             if known is None:
                 todo.append(each)
             else:
                 out[each.task.key] = known
         while todo:
             each = todo.pop(0)
-            out[each.task.key] = self._search_or_wish(each, [each.share, *(w.share for w in todo)], purse)
+            shares = [each.share, *(w.share for w in todo)]
+            found = self._guarded(each, partial(self._search_or_wish, each, shares, purse), fault)
+            assert found is not None
+            out[each.task.key] = found
         return out
 
     def settled(
@@ -99,16 +116,35 @@ class Session:
             out[each.task.key] = self._known(each, purse) or left
         return out
 
+    def broken(self, each: Wanted, error: Exception) -> Choice:
+        """The choice of a task that a fault of our own ended; it counts as one of TRIES."""
+        choice = Choice(reason="session", undecided=True, detail=f"{type(error).__name__}: {error}"[:300])
+        try:
+            self._count_broken(each, choice)
+        except Exception as another:  # the store itself may be what broke
+            log.warning("a fault is not remembered: %s: %s", type(another).__name__, another)
+        return choice
+
     def given_up(self, task: str, device: str) -> bool:
-        """Whether the evaluation of a task broke so often, with this software, that it is not tried again."""
+        """Whether a task broke so often, with this software, that it is not tried again."""
         return len(self._broken(task, device)) >= TRIES
+
+    def _guarded(self, each: Wanted, ask: Callable[[], Choice | None], fault: Fault) -> Choice | None:
+        try:
+            return ask()
+        except Exception as error:
+            fault("session", error)
+            return self.broken(each, error)
+
+    def _known_or_lost(self, each: Wanted, purse: Purse) -> Choice | None:
+        return self._known(each, purse) or self.hunt.lost(each)
 
     def _broken(self, task: str, device: str) -> tuple[RegionVerdict, ...]:
         record = self.store.get_record(_broken_key(task, device))
         return () if record is None else record.regions
 
     def _count_broken(self, each: Wanted, choice: Choice) -> None:
-        """Remember a broken evaluation, as the record of a graph that is this task alone, once per try."""
+        """Remember a fault, as the record of a graph that is this task alone, once per try."""
         if choice.kernel is not None or choice.reason not in BROKEN:
             return
         verdict = RegionVerdict(each.task.key, "left", choice.reason, each.phase, each.anchor, detail=choice.detail)
@@ -124,7 +160,7 @@ class Session:
             choice = Choice(kernel, "hit", kernel.evidence.ratio)
         elif (
             kernel is not None
-            and self._may_search()
+            and self.may_search
             and not purse.closed
             and not self.given_up(each.task.key, each.device)
         ):
@@ -141,9 +177,6 @@ class Session:
     def _stored(self, each: Wanted) -> Kernel | None:
         return self.store.get(each.task.key, current(each.device).fingerprint())
 
-    def _may_search(self) -> bool:
-        return self.settings.effort != "none" and _local_rank() == 0
-
     def _search_or_wish(self, each: Wanted, shares: Sequence[float], purse: Purse) -> Choice:
         if self.settings.effort == "none":
             return self._wish(each, "not-searched")
@@ -155,7 +188,7 @@ class Session:
                 return known
             broken = self._broken(each.task.key, each.device)
             if len(broken) >= TRIES:
-                return Choice(reason="evaluation", undecided=True, detail=broken[-1].detail)
+                return Choice(reason=broken[-1].reason, undecided=True, detail=broken[-1].detail)
             seconds = purse.allowance(shares, each.phase)
             if seconds <= 0:
                 return self._wish(each, "interrupted" if purse.closed else "budget")
