@@ -1,9 +1,13 @@
 """The whole-graph gate where CUDA graphs are asked for; the condition is a double, so that a CPU can show it."""
 
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 import torch
 from lowering_kernels import Recorder, is_softmax, kernel, softmax
 
+from torch_kevolve.devices import current
 from torch_kevolve.lowering import inductor, race
 from torch_kevolve.lowering.graph_pass import RegionPass
 
@@ -105,6 +109,22 @@ def test_a_kernel_that_does_not_compile_is_left_in_every_arm(x, monkeypatch):
         torch.testing.assert_close(torch.compile(around, backend=recorder.backend())(x), around(x))
     assert [reason for reason, _ in recorder.faults] == ["compile"]
     assert [row.reason for row in recorder.verdicts] == ["compile"] and recorder.gates[0][1]["kept"] == "way"
+
+
+def test_a_race_waits_for_others_before_it_locks_the_device_and_times(x, monkeypatch):
+    seen = []
+
+    class Watched(type(current("cpu"))):
+        @contextmanager
+        def lock(self):
+            seen.append("lock")
+            yield
+
+    monkeypatch.setattr(race, "current", lambda device: Watched())
+    monkeypatch.setattr(race, "wait_for_quiet", lambda device, seconds: seen.append("quiet"))
+    race.race({name: partial(lambda name, inputs: seen.append(name), name) for name in "ab"}, [x], [])
+    # Once unclocked, for what an arm does at its first call; then the clock.
+    assert seen[:4] == ["a", "b", "quiet", "lock"] and seen[4:] == ["a", "b"] * (len(seen[4:]) // 2) != []
 
 
 def test_an_option_set_that_does_not_compile_is_no_loss(x):

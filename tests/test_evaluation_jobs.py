@@ -8,7 +8,8 @@ import pytest
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation.base import LEAST_JUDGED, Job
-from torch_kevolve.evaluation.exhibits import Exhibits
+from torch_kevolve.evaluation.exhibits import TEMPORARIES, Exhibits
+from torch_kevolve.evaluation.inputs import DISTRIBUTIONS, SPECIAL
 from torch_kevolve.evaluation.judge import Judge
 from torch_kevolve.evaluation.port import DirectPort
 from torch_kevolve.evidence import Stage
@@ -147,6 +148,29 @@ def test_a_job_that_memory_cannot_keep_is_judged_draw_by_draw(monkeypatch):
     monkeypatch.setattr(Exhibits, "memory_allowed", lambda self: 10_000)
     with pytest.raises(EvaluationError, match="needs"):
         Exhibits(job, SETTINGS, 0)
+
+
+ALL = [*DISTRIBUTIONS, *SPECIAL]
+ROOM = [
+    (1000, 11, ALL, False),
+    (1000, 10, ["normal", "again", "rows", "special", "offset"], False),
+    (4100, 11, ["normal", "again", "rows", "special", "offset"], False),
+    (4100, 4, ["normal", "rows", "special", "offset"], False),
+    (4100, 3, ["normal", "rows", "special"], False),
+    (4100, 2, ["normal", "again", "rows", "special", "offset"], True),
+]
+
+
+@pytest.mark.parametrize(("columns", "fit", "names", "lean"), ROOM)
+def test_where_memory_is_short_fewer_draws_are_kept_rather_than_none(monkeypatch, columns, fit, names, lean):
+    """`fit`: draws that fit beside the work of one reference. 4096 x 4100 is above 16 M elements, where few are made."""
+    x = TensorSpec("float32", (4096, columns), (columns, 1))
+    job = Job(KernelTask(TaskGraph((x,), (Op("aten.exp.default", (Ref(0),), (x,)),), (Ref(1),))), {}, "cpu", 0.0)
+    count = 4096 * columns
+    draw, work = (4 + 4 + 8) * count, (TEMPORARIES * 8 + 4) * count
+    monkeypatch.setattr(Exhibits, "memory_allowed", lambda self: fit * draw + work)
+    made = Exhibits(job, SETTINGS, 0)
+    assert ([draw.distribution for draw, _ in made._plan()], made.lean) == (names, lean)
 
 
 def test_frozen_weights_freeze_inductor_too():

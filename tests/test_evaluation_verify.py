@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from torch_kevolve.evaluation.inputs import Draw, make
 from torch_kevolve.evaluation.verify import (
     Pool,
     choice_problem,
@@ -13,6 +15,7 @@ from torch_kevolve.evaluation.verify import (
     pooled_problem,
     strict_problem,
 )
+from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph, TensorSpec
 
 NAN, INF = float("nan"), float("inf")
 
@@ -43,6 +46,24 @@ def test_twice_as_bad_does_not_unless_it_may():
     assert "rms error" in verdict([2e-5] * 8, [1e-5] * 8)
     assert verdict([2e-5] * 8, [1e-5] * 8, level="fast") == ""
     assert "rms error" in verdict([2e-4] * 8, [1e-5] * 8, level="fast")
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 251), (256, 1024), (8, 18432)])
+def test_a_layer_norm_of_one_pass_is_refused_on_the_draw_far_from_zero(rows, columns):
+    """Its sums are exact: what is wrong is only that a difference of large numbers was rounded."""
+    spec = TensorSpec("float32", (rows, columns), (columns, 1))
+    task = KernelTask(TaskGraph((spec,), (Op("aten.exp.default", (Ref(0),), (spec,)),), (Ref(1),)))
+    (x,) = make(task, Draw("offset", 1), "cpu")
+    wide = x.double()
+    mean, square = (t.mean(-1, keepdim=True).float() for t in (wide, wide.square()))
+    ref, twin = (F.layer_norm(t, (columns,)) for t in (wide, x))
+    one_pass = (x - mean) * torch.rsqrt(square - mean.square() + 1e-5)
+    two_passes = (x - mean) * torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + 1e-5)
+    for y, passes in ((one_pass, False), (two_passes, True)):
+        mine, eager = Pool(), Pool()
+        mine.add(y, ref, twin)
+        eager.add(twin, ref, twin)
+        assert (pooled_problem(mine, eager, torch.float32, "fast") == "") is passes
 
 
 def test_one_bad_element_is_seen():
