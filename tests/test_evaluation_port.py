@@ -3,9 +3,11 @@
 import os
 import random
 import string
+import subprocess
 import time
 
 import pytest
+from processes import ends
 
 from torch_kevolve.errors import EvaluationError
 from torch_kevolve.evaluation import local
@@ -254,3 +256,15 @@ def test_the_users_malloc_is_the_workers_and_not_the_judges(monkeypatch):
     monkeypatch.delenv("MALLOC_MMAP_MAX_")
     monkeypatch.setenv(module.WORKERS_MALLOC, judge[module.WORKERS_MALLOC])
     assert environment()["MALLOC_MMAP_MAX_"] == "0"
+
+
+def test_a_judge_that_is_dropped_takes_its_compilers_along():
+    evaluator = local.LocalEvaluator()
+    evaluator._owner, (evaluator._answer, evaluator._ask) = os.getpid(), os.pipe()
+    command = ["sh", "-c", "sleep 1000 & echo $!; wait"]
+    judge = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with judge:
+        compiler = int(judge.stdout.readline())
+        evaluator._process = judge
+        evaluator.drop()
+        assert evaluator._process is None and ends(compiler)

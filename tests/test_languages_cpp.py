@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import ends
 
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.evaluation.policy import object_problem, plan_problem, problem_of
+from torch_kevolve.languages import cpp
 from torch_kevolve.languages.cpp import Cpp, compile_command, object_commands
 from torch_kevolve.plan import build
 from torch_kevolve.task import KernelTask, Op, Ref, TaskGraph, TensorSpec
@@ -55,6 +57,18 @@ def test_a_folder_with_spaces_is_no_obstacle(tmp_path):
 def test_a_compile_error_names_its_line(tmp_path):
     built = Cpp().build(candidate(HEAD + "\nint oops = ;\n"), {}, "cpu:native", tmp_path)
     assert not built.ok and "kernel.cpp:4" in built.note and str(tmp_path) not in built.note
+
+
+def test_a_compiler_that_is_late_leaves_no_child_behind(tmp_path, monkeypatch):
+    """g++ only drives: what works, and what holds the pipe, is its child."""
+    driver, said = tmp_path / "driver", tmp_path / "child.pid"
+    driver.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {said}\nwait\n")
+    driver.chmod(0o755)
+    monkeypatch.setattr(cpp, "object_commands", lambda *paths: ([str(driver)], ["false"]))
+    monkeypatch.setattr(cpp, "COMPILE_S", 3.0)
+    built = Cpp().build(candidate(HEAD + BODY), {}, "cpu:native", tmp_path)
+    assert not built.ok and "ran past" in built.note
+    assert ends(int(said.read_text())) and not list(tmp_path.glob("cpp-*"))
 
 
 def test_the_two_steps_carry_the_flags_of_the_one_command():

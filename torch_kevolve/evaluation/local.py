@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -70,7 +71,7 @@ class LocalEvaluator:
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             process.wait()
         os.close(self._answer)
 
@@ -134,11 +135,17 @@ class LocalEvaluator:
     def drop(self) -> None:
         """Kill the judge in the middle of a job (Ctrl-C, a lost reply): the next `open` starts another."""
         if self._process is not None and self._owner == os.getpid():
-            self._process.kill()
+            _kill(self._process)
         self.close()
 
     def release(self) -> None:
         self._lock.release()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The whole group: the compilers that it waits for would go on for nobody."""
+    if process.returncode is None:  # not waited for yet, so the number is still its own
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class LocalTrial:

@@ -6,6 +6,7 @@ verified and timed in the search is the text that is baked into a graph, compile
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from torch_kevolve.candidate import Candidate
@@ -56,9 +58,9 @@ class Cpp:
         try:
             # In two steps, so that what may lie in an object can be checked: a shared library always has start-up code.
             for command, out in zip(object_commands(source, middle, made), (middle, made), strict=True):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, cwd=folder)
-                if done.returncode != 0 or not out.exists():
-                    return Built(None, _explain(done.stderr, folder), seconds=time.perf_counter() - started)
+                status, text = _run(command, folder)
+                if status != 0 or not out.exists():
+                    return Built(None, _explain(text, folder), seconds=time.perf_counter() - started)
             size = middle.stat().st_size
             os.replace(middle, target.with_suffix(".o"))
             os.replace(made, target)
@@ -84,6 +86,32 @@ class Cpp:
             functions[kernel](*(arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
         return launch
+
+
+def _run(command: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Its exit status and what it said. Whatever ends the wait early ends the compiler with all its children."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder)
+    with process:
+        try:
+            _, text = process.communicate(timeout=COMPILE_S)
+        except BaseException:
+            _kill(process)
+            raise
+    return process.returncode, text
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """g++ only drives: the work is done by cc1plus, which outlives it, and holds the pipe that is waited for.
+
+    No process group of its own: it shall die with the judge's, too.
+    """
+    with contextlib.suppress(psutil.Error):
+        driver = psutil.Process(process.pid)
+        driver.suspend()  # starts no other child meanwhile
+        for child in driver.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
 
 
 def _all_empty(args: Sequence[Any]) -> bool:
