@@ -163,7 +163,7 @@ ROOM = [
 
 @pytest.mark.parametrize(("columns", "fit", "names", "lean"), ROOM)
 def test_where_memory_is_short_fewer_draws_are_kept_rather_than_none(monkeypatch, columns, fit, names, lean):
-    """`fit`: draws that fit beside the work of one reference. 4096 x 4100 is above 16 M elements, where few are made."""
+    """`fit`: draws that fit beside the work of one reference. Above 16 M elements few are made."""
     x = TensorSpec("float32", (4096, columns), (columns, 1))
     job = Job(KernelTask(TaskGraph((x,), (Op("aten.exp.default", (Ref(0),), (x,)),), (Ref(1),))), {}, "cpu", 0.0)
     count = 4096 * columns
