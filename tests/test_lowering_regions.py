@@ -140,6 +140,12 @@ def test_cross_entropy_backward_is_one_region():
     assert "aten._log_softmax_backward_data.default" in backward.task.twin.targets
 
 
+def test_what_a_layer_norm_saves_is_compared_with_what_eager_saves():
+    x = X.clone().requires_grad_()
+    (forward, *_) = regions(nn.LayerNorm(64), x, backward=True).seen
+    assert len(forward.task.graph.outputs) == 3 and forward.task.twin.targets == ("aten.native_layer_norm.default",)
+
+
 def test_layer_norm_backward_is_one_region_where_claimed_and_cut_by_axis_where_not():
     x = X.bfloat16().requires_grad_()
     model = nn.LayerNorm(64).bfloat16()

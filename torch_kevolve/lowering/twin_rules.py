@@ -137,6 +137,7 @@ def layer_norm(group: Group) -> Iterator[Guess]:
         op = Op("aten.native_layer_norm.default", (source, normalized, weight, bias, epsilon), (spec, *moments.outs))
         guess = _norm_guess(group, source, op)
         if guess:
+            yield {**guess, **_statistics(group, op)}
             yield guess
 
 
@@ -151,8 +152,21 @@ def _affine(found: list[Ref]) -> Iterator[tuple[Ref | None, Ref | None]]:
         yield None, None
 
 
+def _statistics(group: Group, op: Op) -> Guess:
+    """Mean and inverse deviation, which are saved for the backward: a layer norm's own are of fp32 sums, those of
+    var_mean of fp64 ones, to which no kernel of fp32 comes near."""
+    guess: Guess = {}
+    for out in group.wanted:
+        maker = group.graph.op(out)
+        if maker is not None and maker.target == "aten.var_mean.correction" and out.item == 1:
+            guess[out] = (op, 1)
+        elif maker is not None and maker.target == "aten.rsqrt.default":
+            guess[out] = (op, 2)
+    return guess
+
+
 def _norm_guess(group: Group, source: Ref, op: Op) -> Guess:
-    """The result of the input's shape; statistics only where they are wanted in the type that the library gives."""
+    """The result of the input's shape."""
     spec = group.spec(source)
     guess: Guess = {}
     for out in group.wanted:
