@@ -66,6 +66,18 @@ def test_a_layer_norm_of_one_pass_is_refused_on_the_draw_far_from_zero(rows, col
         assert (pooled_problem(mine, eager, torch.float32, "fast") == "") is passes
 
 
+def test_near_the_largest_number_its_infinity_is_as_good():
+    ref = torch.tensor([3e38, -3e38, 1e38, 1.0], dtype=torch.float64)
+    twin = ref.float()
+    for place, value, passes in ((0, INF, True), (0, -INF, False), (0, NAN, False), (1, -INF, True), (2, INF, False)):
+        y, mine, eager = twin.clone(), Pool(), Pool()
+        y[place] = value
+        mine.add(y, ref, twin)
+        eager.add(twin, ref, twin)
+        assert (pooled_problem(mine, eager, torch.float32, "default") == "") is passes, (place, value)
+        assert (pattern_problem(y, twin, ref) == "") is passes, (place, value)
+
+
 def test_one_bad_element_is_seen():
     mine, twin = pools([1e-6] * 8, [1e-6] * 8)
     ref = torch.randn(4096, dtype=torch.float64)
