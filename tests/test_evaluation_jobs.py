@@ -12,6 +12,7 @@ from torch_kevolve.evaluation.exhibits import TEMPORARIES, Exhibits
 from torch_kevolve.evaluation.inputs import DISTRIBUTIONS, SPECIAL
 from torch_kevolve.evaluation.judge import Judge
 from torch_kevolve.evaluation.port import DirectPort
+from torch_kevolve.evaluation.switches import Switches
 from torch_kevolve.evidence import Stage
 from torch_kevolve.plan import build
 from torch_kevolve.settings import Settings
@@ -148,6 +149,21 @@ def test_a_job_that_memory_cannot_keep_is_judged_draw_by_draw(monkeypatch):
     monkeypatch.setattr(Exhibits, "memory_allowed", lambda self: 10_000)
     with pytest.raises(EvaluationError, match="needs"):
         Exhibits(job, SETTINGS, 0)
+
+
+def test_a_job_is_judged_with_torch_set_as_the_task_says():
+    flags = {"deterministic": "1", "precision": "medium", "bf16_reduction": "0"}
+    there, before = Switches(True, True, "medium", False), Switches.now()
+    assert Switches.of(flags) == there and Switches.of({"tf32": "1"}) == Switches(precision="high")
+    made = judge(replace(MM.at({"s0": 40}), flags=tuple(flags.items())), {})
+    try:
+        assert Switches.now() == there
+        before.put()
+        assert made.port.call(made.exhibits.setup_message(True), 10.0) == {}
+        assert Switches.now() == there, "the worker, too, where it is another process"
+    finally:
+        made.close()
+    assert Switches.now() == before
 
 
 ALL = [*DISTRIBUTIONS, *SPECIAL]

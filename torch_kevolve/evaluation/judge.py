@@ -27,6 +27,7 @@ from torch_kevolve.evaluation.policy import object_problem, plan_problem, proble
 from torch_kevolve.evaluation.port import Port
 from torch_kevolve.evaluation.probes import POISONS, Proof
 from torch_kevolve.evaluation.statistics import MATMULS, checked, floor_ms, flops, signature, summary
+from torch_kevolve.evaluation.switches import Switches
 from torch_kevolve.evidence import Evidence, Stage, Timing
 from torch_kevolve.languages import LANGUAGES
 from torch_kevolve.languages.base import Built
@@ -67,11 +68,13 @@ class Judge:
         self._load, self._judged = 0.0, 0
         self._build_one = build
         self._builds: list[Future[Built]] = []
+        self._before = Switches.now()
         self._pool = ThreadPoolExecutor(max(1, min(16, torch.get_num_threads())))
 
     def open(self) -> None:
         """Compile the Inductor arms in the worker while the answers are worked out here, then time all baselines."""
         started = time.monotonic()
+        Switches.of(dict(self.job.task.flags)).put()
         self.exhibits.begin()
         self._together(lambda: self._compile_arms([arm for arm in ARMS if arm not in self._late]))
         ready = time.monotonic()
@@ -116,6 +119,7 @@ class Judge:
         return self._judge(candidate, problem, future, True)
 
     def close(self) -> None:
+        self._before.put()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.port.close()
         self.exhibits.close()

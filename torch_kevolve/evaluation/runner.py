@@ -22,6 +22,7 @@ from torch_kevolve.evaluation.guard import GuardedBuffers
 from torch_kevolve.evaluation.measure import interleave
 from torch_kevolve.evaluation.memory import attach, place
 from torch_kevolve.evaluation.reference import to_module
+from torch_kevolve.evaluation.switches import Switches
 from torch_kevolve.languages import LANGUAGES
 from torch_kevolve.languages.base import Built, Launcher
 from torch_kevolve.languages.replay import Replay
@@ -68,6 +69,7 @@ class Runner:
 
     def _setup(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.task = KernelTask.from_json(message["task"])
+        Switches.of(dict(self.task.flags)).put()
         self.device, self.frozen = message["device"], bool(message["frozen"])
         self.inputs, self.timed = [], [int(number) for number in message["timed"]]
         self._draws(message)
