@@ -17,6 +17,7 @@ from torch import fx
 
 from torch_kevolve.devices import current
 from torch_kevolve.lowering import inductor
+from torch_kevolve.lowering.buckets import dispatched
 from torch_kevolve.lowering.graph_key import graph_key
 from torch_kevolve.lowering.hooks import Choice, Hooks, Wanted
 from torch_kevolve.purse import Purse
@@ -53,9 +54,10 @@ class OneGraph:
         try:
             session = Session.open(self.settings)
             device = device_of(self.inputs, self.gm)
-            key = graph_key(self.gm, self._facts(device))
+            buckets = self.settings.buckets == "on" and dispatched()
+            key = graph_key(self.gm, self._facts(device), buckets)
             record = None if key is None else session.store.get_record(key)
-            hooks = self._hooks(session, device, key, record)
+            hooks = replace(self._hooks(session, device, key, record), buckets=buckets)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
