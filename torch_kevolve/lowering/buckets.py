@@ -31,10 +31,12 @@ def bucket(size: int) -> tuple[int, int | None]:
     A power of two ends a bucket instead of beginning one: it is the cap of real sizes (a batch of 256 and the smaller
     one at the end, lengths up to 4096), and as an upper bound it is the block that a kernel needs for it.
     """
+    if size > LAST:
+        return LAST + 1, None
     low, high = 0, WIDTH
     while size > high:
         low, high = high + 1, high * WIDTH
-    return low, None if low > LAST else high
+    return low, high
 
 
 @dataclass
