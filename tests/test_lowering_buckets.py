@@ -7,9 +7,12 @@ from lowering_kernels import Recorder, is_softmax, softmax
 from forced import forced
 from torch_kevolve import one_graph
 from torch_kevolve.backend import report_regions, reset_metrics
+from torch_kevolve.lowering import inductor
 from torch_kevolve.lowering import race as racing
 from torch_kevolve.lowering import replace as replacing
-from torch_kevolve.lowering.buckets import Buckets, bucket, dispatched
+from torch_kevolve.lowering.buckets import Buckets, bucket
+from torch_kevolve.lowering.dispatch import Dispatch
+from torch_kevolve.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -199,32 +202,60 @@ def test_the_guard_waits_for_the_race_of_the_whole_graph(kernels_ms, compilation
 
 
 def guarding(call=rows, **given):
-    """Compiled by nobody, but guarded as if every graph held kernels; and whether each was for a bucket."""
-    asked = []
+    """Compiled by nobody, but guarded as if every graph held kernels. Was each for a bucket, and which one ran?"""
+    bucketed, ran = [], []
 
     def backend(gm, inputs):
-        asked.append(dispatched())
-        if asked[-1]:
-            held = [node.meta["example_value"] for node in gm.graph.nodes if node.op == "placeholder"]
-            sizes = [s for t in held if isinstance(t, torch.Tensor) for s in t.shape]
-            Buckets.now().guard(s.node.expr for s in sizes if isinstance(s, torch.SymInt))
-        return gm.forward
+        dispatch, number = Dispatch.now(), len(bucketed)
+        bucketed.append(dispatch is not None and dispatch.bucketed)
+        if bucketed[-1]:
+            dispatch.buckets.guard(dispatch.narrow)
+        if dispatch is not None:
+            dispatch.settle()
+
+        def run(*args):
+            ran.append(number)
+            return gm.forward(*args)
+
+        return run
 
     torch._dynamo.reset()
-    return torch.compile(call, backend=backend, fullgraph=True, **given), asked
+    return torch.compile(call, backend=backend, fullgraph=True, **given), bucketed, ran
 
 
 SIZES = (2, 16, 17, 256, 257, 4096, 4097)
 
 
-@pytest.mark.parametrize("dynamic", [True, None])
-def test_dynamos_limit_is_never_reached(dynamic):
-    call, asked = guarding(dynamic=dynamic)
+@pytest.mark.parametrize(("dynamic", "most"), [(True, 4), (None, 5)])
+def test_dynamos_limit_is_never_reached(dynamic, most):
+    call, bucketed, _ = guarding(dynamic=dynamic)
     for a in SIZES:
         for b in SIZES:
             x = torch.empty(a, b)
             assert call(x).shape == x.shape  # fullgraph: beyond the limit Dynamo raises
-    assert len(asked) <= 6 and asked[:4] == [True] * 4 and not any(asked[4:])
+    assert bucketed == [True] * 3 + [False] * (most - 3)
+
+
+def test_one_that_serves_all_sizes_leaves_the_buckets_theirs():
+    call, bucketed, ran = guarding(dynamic=True)
+    sizes = ((8, 10), (8, 300), (300, 10), (20, 20), (20, 9000), (9, 400), (12, 12), (20, 30), (400, 5))
+    for a, b in sizes:
+        call(torch.empty(a, b))
+    assert ran == [0, 1, 2, 3, 3, 1, 0, 3, 2] and len(bucketed) == 4
+    other, bucketed, _ = guarding(lambda x: x + 1, dynamic=True)
+    for a, b in sizes:
+        other(torch.empty(a, b))
+    assert len(bucketed) == 4, "what was compiled before a reset of Dynamo is forgotten"
+
+
+def test_a_promised_range_is_kept_though_an_earlier_bucket_lies_in_it():
+    call, bucketed, ran = guarding(dynamic=True)
+    call(torch.empty(8, 10))
+    for rows in (20, 8):
+        x = torch.empty(rows, 10)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+        call(x)
+    assert bucketed == [True, True] and ran[:2] == [0, 1]
 
 
 def test_a_size_is_never_narrowed_to_one_value():
@@ -249,13 +280,35 @@ def test_a_size_is_never_narrowed_to_one_value():
     assert [(int(r.lower), int(r.upper)) for r in seen] == [(2, 17), (17, 256)]
 
 
-def test_no_guard_where_dynamo_may_not_compile_again_or_drops_guards(monkeypatch):
-    assert not dispatched(), "Dynamo is not at work"
-    for given in ({"options": {"guard_filter_fn": lambda guards: [False] * len(guards)}}, {"recompile_limit": 1}):
-        call, asked = guarding(dynamic=True, **given)
+def test_no_guard_where_dynamo_may_not_compile_again_or_drops_guards():
+    assert Dispatch.now() is None, "Dynamo is not at work"
+    for given in ({"options": {"guard_filter_fn": lambda guards: [False] * len(guards)}}, {"recompile_limit": 2}):
+        call, bucketed, _ = guarding(dynamic=True, **given)
         call(torch.empty(3, 4))
-        assert asked == [False], given
-    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
-    call, asked = guarding(dynamic=True)
-    call(torch.empty(3, 4))
-    assert asked == [False]
+        assert bucketed == [False], given
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        call, bucketed, _ = guarding(dynamic=True)
+        call(torch.empty(3, 4))
+    assert bucketed == [False]
+
+
+def test_kernels_of_a_bucket_run_on_after_another_was_left(monkeypatch):
+    ran, inner = [], inductor.compile
+
+    def spy(*args):
+        made, number = inner(*args), len(report_regions())
+
+        def run(*given):
+            ran.append(number)
+            return made(*given)
+
+        return run
+
+    monkeypatch.setattr(inductor, "compile", spy)
+    call = compiled()
+    agree(call, rows, 8, 300)
+    monkeypatch.setattr(Session, "choose", lambda self, wanted, purse: {})
+    for shape in ((8, 20), (300, 20), (9, 400), (9, 22)):
+        agree(call, rows, *shape)
+    assert [region.status for region in report_regions()] == ["replaced", "left"]
+    assert ran == [1, 2, 2, 1, 2]

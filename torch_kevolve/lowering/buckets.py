@@ -8,7 +8,6 @@ bounds on symbols, which every cache of torch stores and evaluates.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +43,12 @@ class Buckets:
     """The ranges of one shape environment's symbols, narrowed. What was once said of a symbol stands."""
 
     env: Any
-    _strict: frozenset[sympy.Symbol]
+    strict: frozenset[sympy.Symbol]
     _known: dict[sympy.Symbol, ValueRanges[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, env: Any) -> Buckets:
-        return cls(env, _strict(env))
+        return cls(env, strict_symbols(env))
 
     @classmethod
     def now(cls) -> Buckets | None:
@@ -63,17 +62,22 @@ class Buckets:
         if name not in self._known:
             own = self.env.var_to_range.get(name, ValueRanges.unknown_int())
             narrow = own & self._bucket(name, own)
-            self._known[name] = own if name in self._strict or narrow.is_singleton() else narrow
+            self._known[name] = own if name in self.strict or narrow.is_singleton() else narrow
         return self._known[name]
 
     def _bucket(self, name: sympy.Symbol, own: ValueRanges[Any]) -> ValueRanges[Any]:
-        # torch 2.11 calls it var_to_val.
-        hints = self.env.backed_var_to_val if hasattr(self.env, "backed_var_to_val") else self.env.var_to_val
-        hint = hints.get(name)
-        if not isinstance(hint, int | sympy.Integer):
+        size = self.size(name)
+        if size is None:
             return own
-        low, high = bucket(int(hint))
+        low, high = bucket(size)
         return ValueRanges(low, int_oo if high is None else high)
+
+    def size(self, name: sympy.Symbol) -> int | None:
+        """This call's; None where there is none yet."""
+        # torch 2.11 calls it var_to_val.
+        sizes = self.env.backed_var_to_val if hasattr(self.env, "backed_var_to_val") else self.env.var_to_val
+        found = sizes.get(name)
+        return int(found) if isinstance(found, int | sympy.Integer) else None
 
     def bounds(self, expr: sympy.Expr) -> ValueRanges[Any]:
         """The range of an expression whose symbols stay in their buckets."""
@@ -87,7 +91,7 @@ class Buckets:
             self.env.evaluate_expr(sympy.Le(name, wanted.upper))
 
 
-def _strict(env: Any) -> frozenset[sympy.Symbol]:
+def strict_symbols(env: Any) -> frozenset[sympy.Symbol]:
     """Symbols of dimensions that were marked with min= or max=: there any narrower guard is a ConstraintViolation."""
     from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 
@@ -98,36 +102,3 @@ def _strict(env: Any) -> frozenset[sympy.Symbol]:
             if isinstance(constraint, StrictMinMaxConstraint) and isinstance(size, torch.SymInt):
                 found |= size.node.expr.free_symbols
     return frozenset(found)
-
-
-def dispatched() -> bool:
-    """Whether the graph that we are handed comes from Dynamo, and Dynamo will dispatch on what we guard.
-
-    Only in the first half of what its recompile limit allows: a frame beyond the limit stays in eager mode for good, or
-    raises under fullgraph=True. After that a compilation serves all sizes, as it does without buckets.
-    """
-    from torch._dynamo import config
-    from torch._inductor.virtualized import V
-
-    name = torch._guards.CompileContext.current_compile_id()
-    if name is None or name.frame_id is None or name.frame_compile_id is None or getattr(V, "aot_compilation", False):
-        return False
-    if config.error_on_recompile or torch.compiler.is_exporting() or _guards_filtered():
-        return False
-    return bool(2 * (name.frame_compile_id + 1) <= config.recompile_limit)
-
-
-def _guards_filtered() -> bool:
-    """Whether a `guard_filter_fn` may drop our guard: without it a kernel would run at sizes that it cannot serve.
-
-    Dynamo's ahead-of-time compilation sets one too.
-    """
-    from torch._dynamo.hooks import Hooks
-
-    frame = sys._getframe(1)
-    while frame is not None:
-        held = frame.f_locals.get("hooks")
-        if isinstance(held, Hooks):
-            return held.guard_filter_fn is not None
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
