@@ -61,14 +61,15 @@ class Buckets:
         of it to Dynamo, or only one size would be left."""
         if name not in self._known:
             own = self.env.var_to_range.get(name, ValueRanges.unknown_int())
-            narrow = own & self._bucket(name, own)
+            narrow = own & (self.bucket_of(name) or own)
             self._known[name] = own if name in self.strict or narrow.is_singleton() else narrow
         return self._known[name]
 
-    def _bucket(self, name: sympy.Symbol, own: ValueRanges[Any]) -> ValueRanges[Any]:
+    def bucket_of(self, name: sympy.Symbol) -> ValueRanges[Any] | None:
+        """The bucket of this call's size."""
         size = self.size(name)
         if size is None:
-            return own
+            return None
         low, high = bucket(size)
         return ValueRanges(low, int_oo if high is None else high)
 
@@ -86,9 +87,14 @@ class Buckets:
     def guard(self, exprs: Iterable[sympy.Expr]) -> None:
         """Dynamo shall compile again when a symbol of these leaves its bucket."""
         for name in sorted({name for expr in exprs for name in expr.free_symbols}, key=str):
-            wanted = self.range_of(name)
-            self.env.evaluate_expr(sympy.Ge(name, wanted.lower))
-            self.env.evaluate_expr(sympy.Le(name, wanted.upper))
+            for bound in finite_bounds(name, self.range_of(name)):
+                self.env.evaluate_expr(bound)
+
+
+def finite_bounds(name: sympy.Symbol, held: ValueRanges[Any]) -> list[Any]:
+    """What a range says of a symbol. Torch's infinity has no form in a guard."""
+    ends = ((sympy.Ge, held.lower), (sympy.Le, held.upper))
+    return [says(name, end) for says, end in ends if getattr(end, "is_Integer", False)]
 
 
 def strict_symbols(env: Any) -> frozenset[sympy.Symbol]:

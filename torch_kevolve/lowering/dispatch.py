@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from torch_kevolve.lowering.buckets import Buckets
+from torch_kevolve.lowering.buckets import Buckets, finite_bounds
 
 Box: TypeAlias = "Mapping[str, ValueRanges[Any]]"
 """Ranges by the source of a size, as Dynamo writes it: all of them at once are what one compilation serves."""
@@ -26,7 +26,7 @@ _TAKEN: dict[int, list[tuple[int, Box]]] = {}
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Compilation `number` of a frame. `narrow`: the symbols that a bucket restricts, as they are when it begins.
+    """Compilation `number` of a frame, `limit` of which Dynamo allows.
 
     A frame beyond Dynamo's recompile limit stays in eager mode for good, or raises under fullgraph=True. So the first
     three of eight compilations may be for buckets, the fourth may leave sizes to them, and from the fifth on everything
@@ -37,7 +37,6 @@ class Dispatch:
     frame: int
     number: int
     limit: int
-    narrow: Mapping[sympy.Symbol, ValueRanges[Any]]
 
     @classmethod
     def now(cls) -> Dispatch | None:
@@ -52,9 +51,7 @@ class Dispatch:
             return None
         if _guards_filtered():
             return None
-        ranges = {name: buckets.range_of(name) for name in buckets.env.var_to_range}
-        narrow = {name: held for name, held in ranges.items() if held != buckets.env.var_to_range[name]}
-        return cls(buckets, name.frame_id, name.frame_compile_id, config.recompile_limit, narrow)
+        return cls(buckets, name.frame_id, name.frame_compile_id, config.recompile_limit)
 
     @property
     def bucketed(self) -> bool:
@@ -73,9 +70,13 @@ class Dispatch:
             taken.append((self.number, mine))
 
     def _box(self) -> Box:
-        held, sources = self.buckets.env.var_to_range, self.buckets.env.var_to_sources
-        kept = {name: part for name, part in self.narrow.items() if held[name].issubset(part) and sources.get(name)}
-        return {_name(sources[name][0]): part for name, part in kept.items()}
+        """The sizes that stay in their bucket here, whoever said so."""
+        box = {}
+        for name, held in self.buckets.env.var_to_range.items():
+            bucket, sources = self.buckets.bucket_of(name), self.buckets.env.var_to_sources.get(name)
+            if bucket is not None and sources and name not in self.buckets.strict and held.issubset(bucket):
+                box[_name(sources[0])] = held
+        return box
 
     def _leave(self, box: Box) -> None:
         env = self.buckets.env
@@ -84,8 +85,7 @@ class Dispatch:
         sizes = [None if name in self.buckets.strict else self.buckets.size(name) for name, _ in parts]
         if None in sizes or all(size in part for size, (_, part) in zip(sizes, parts, strict=True)):
             return
-        outside = [f(name, end) for name, part in parts for f, end in ((sympy.Lt, part.lower), (sympy.Gt, part.upper))]
-        env.evaluate_expr(sympy.Or(*outside))
+        env.evaluate_expr(sympy.Or(*(sympy.Not(bound) for name, part in parts for bound in finite_bounds(name, part))))
 
 
 def _name(source: Any) -> str:
