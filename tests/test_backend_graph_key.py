@@ -15,11 +15,13 @@ import torch
 from torch_kevolve.lowering.graph_key import Unnamed, _Naming, graph_key
 
 
-def key_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = False, **facts: Any) -> str | None:
+def key_of(
+    function: Callable[..., Any], *args: Any, dynamic: bool | None = False, buckets: bool = False, **facts: Any
+) -> str | None:
     keys: list[str | None] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        keys.append(graph_key(gm, facts))
+        keys.append(graph_key(gm, facts, buckets))
         return gm.forward
 
     torch._dynamo.reset()
@@ -78,6 +80,16 @@ def test_dynamic_sizes_are_named_anew() -> None:
     assert key_of(mul, X, dynamic=True) == key_of(mul, torch.ones(9, 5), dynamic=True)
     assert key_of(mul, X, dynamic=True) != key_of(mul, X)
     assert key_of(mul, torch.ones(4, 4), dynamic=True) != key_of(mul, X, dynamic=True), "equal sizes share a symbol"
+
+
+def test_the_buckets_of_dynamic_sizes_count() -> None:
+    def at(*shape: int, buckets: bool = True, dynamic: bool = True) -> str | None:
+        return key_of(torch.relu, torch.ones(*shape), dynamic=dynamic, buckets=buckets)
+
+    assert at(4, 6) == at(16, 3) is not None
+    assert len({at(4, 6), at(4, 17), at(17, 4), at(300, 6), at(4, 6, buckets=False)}) == 5
+    assert at(4, 6, buckets=False) == at(300, 6, buckets=False)
+    assert at(4, 6, dynamic=False) == at(4, 6, dynamic=False, buckets=False)
 
 
 def test_functions_that_torch_made_in_a_function_have_a_name() -> None:

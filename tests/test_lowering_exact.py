@@ -3,6 +3,7 @@
 import torch
 
 from torch_kevolve.lowering.exact import runs, same
+from torch_kevolve.sizes import Symbol, symbol
 from torch_kevolve.task import DType, KernelTask, Op, Ref, TaskGraph, TensorSpec
 
 CPU = torch.device("cpu")
@@ -34,3 +35,15 @@ def test_what_makes_a_tensor_of_nothing_makes_it_on_the_device():
               (("start", 0), ("step", 1), ("dtype", DType("int64")), ("requires_grad", False)))  # fmt: skip
     made = graph(iota, inputs=())
     assert runs(made, KernelTask(made), CPU)
+
+
+def test_sizes_whose_range_begins_high_are_tried_below_it():
+    s0, s1 = symbol("s0"), symbol("s1")
+    x, flat = TensorSpec("float32", (s0, s1), (s1, 1)), TensorSpec("float32", (s0 * s1,), (1,))
+    late = graph(Op("aten.reshape.default", (Ref(0), (s0 * s1,)), (flat,)),
+                 Op("aten.exp.default", (Ref(1),), (flat,)), inputs=(x,))  # fmt: skip
+    early = graph(Op("aten.exp.default", (Ref(0),), (x,)),
+                  Op("aten.reshape.default", (Ref(1), (s0 * s1,)), (flat,)), inputs=(x,))  # fmt: skip
+    for low, high in ((2, 16), (257, 4096), (4097, 65536), (65537, None)):
+        task = KernelTask(late, (Symbol("s0", low, high), Symbol("s1", low, high)))
+        assert same(late, early, task) and runs(late, task, CPU), low

@@ -17,6 +17,7 @@ from torch import fx
 
 from torch_kevolve.devices import current
 from torch_kevolve.lowering import inductor
+from torch_kevolve.lowering.dispatch import Dispatch
 from torch_kevolve.lowering.graph_key import graph_key
 from torch_kevolve.lowering.hooks import Choice, Hooks, Wanted
 from torch_kevolve.purse import Purse
@@ -49,13 +50,15 @@ class OneGraph:
 
     def compile(self) -> Callable[..., Any]:
         """The compiled graph. Raises what Inductor raises; a failure of our own only under on_error "raise"."""
-        record = None
+        record = dispatch = None
         try:
             session = Session.open(self.settings)
             device = device_of(self.inputs, self.gm)
-            key = graph_key(self.gm, self._facts(device))
+            dispatch = Dispatch.now() if self.settings.buckets == "on" else None
+            buckets = dispatch is not None and dispatch.bucketed
+            key = graph_key(self.gm, self._facts(device), buckets)
             record = None if key is None else session.store.get_record(key)
-            hooks = self._hooks(session, device, key, record)
+            hooks = replace(self._hooks(session, device, key, record), buckets=buckets)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -66,9 +69,17 @@ class OneGraph:
         # The hooks live as long as the backward may still be compiled; the user's tensors shall not.
         self.gm, self.inputs = fx.GraphModule({}, fx.Graph()), ()
         made = inductor.compile(gm, inputs, hooks, self.patches)
+        self._settle(dispatch)
         if hooks.uuid is not None:
             self._count_the_rest()
         return made
+
+    def _settle(self, dispatch: Dispatch | None) -> None:
+        try:
+            if dispatch is not None:
+                dispatch.settle()
+        except Exception as error:
+            self._fault("dispatch", error)
 
     def _count_the_rest(self) -> None:
         """Where Inductor's caches answered, the pass did not run: the record says what is in the graph."""

@@ -64,6 +64,12 @@ class Settings:
     gate: str = knob(
         "on", "KEVOLVE_GATE", "Time the whole graph with and without kernels and keep the faster one.", ("on", "off")
     )
+    buckets: str = knob(
+        "on",
+        "KEVOLVE_BUCKETS",
+        "Dynamic sizes: kernels for 2-16, 17-256, 257-4096, ..., compiled when first met (on), or one for all (off).",
+        ("on", "off"),
+    )
     proposer: str = knob("template", "KEVOLVE_PROPOSER", "Who proposes candidates.")
     selection: str = knob("best_first", "KEVOLVE_SELECTION", "Which attempt is refined next.")
     evaluator: str = knob("local", "KEVOLVE_EVALUATOR", "Where candidates are judged: local or inline (tests).")

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from torch_kevolve.errors import PlanError, RegionRefused, TaskError
+from torch_kevolve.lowering.buckets import Buckets
 from torch_kevolve.lowering.canon import RESHAPE, canonical_op, sizes_of
 from torch_kevolve.lowering.facts import index_bounds, task_flags
 from torch_kevolve.lowering.kinds import name_of, origin_of, tensors_of
@@ -52,18 +53,22 @@ class _Draft:
     same: dict[str, int] = field(default_factory=dict)
 
 
-def capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str = "default") -> Captured:
+def capture(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str = "default", buckets: Buckets | None = None
+) -> Captured:
     """The task of a region. `nodes` in the graph's order; `outputs` are those among them that are wanted outside.
+
+    `buckets`: its symbols have the ranges that these give, instead of the shape environment's.
 
     Raises RegionRefused with the reason where the region has no task.
     """
     try:
-        return _capture(nodes, outputs, numerics)
+        return _capture(nodes, outputs, numerics, buckets)
     except (TaskError, PlanError) as error:
         raise RegionRefused("size-form", str(error)) from None
 
 
-def _capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str) -> Captured:
+def _capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str, buckets: Buckets | None) -> Captured:
     inside = set(nodes)
     read = dict.fromkeys(
         x for node in nodes for x in node.all_input_nodes if x not in inside and tensors_of(x.meta.get("val"))
@@ -87,7 +92,7 @@ def _capture(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], numerics: str
     )
     if missing - set(names.values()):
         raise RegionRefused("symbols", "a size of the region cannot be read off its inputs")
-    ranges, binding, exprs = naming.ranges(names)
+    ranges, binding, exprs = naming.ranges(names, buckets)
     task = KernelTask(made, ranges, numerics, task_flags(made, device))
     _ = task.key  # every size must have a form before anybody relies on the key
     kept = _kept_ops(graph)
@@ -232,12 +237,14 @@ class _Naming:
             str(t.dtype).removeprefix("torch."), tuple(map(self.size, t.shape)), tuple(map(self.size, t.stride()))
         )
 
-    def ranges(self, names: dict[str, str]) -> tuple[tuple[Symbol, ...], dict[str, int], dict[str, sympy.Expr]]:
+    def ranges(
+        self, names: dict[str, str], buckets: Buckets | None
+    ) -> tuple[tuple[Symbol, ...], dict[str, int], dict[str, sympy.Expr]]:
         """Symbols with their ranges, this call's sizes, and the shape environment's expression, by canonical name."""
         rows, binding, exprs = [], {}, {}
         for raw, name in sorted(names.items(), key=lambda pair: int(pair[1][1:])):
             size = self._known[raw]
-            bounds = size.node.shape_env.bound_sympy(size.node.expr)
+            bounds = (buckets.bounds if buckets else size.node.shape_env.bound_sympy)(size.node.expr)
             rows.append(Symbol(name, max(0, _finite(bounds.lower, 0)), _finite(bounds.upper, None)))
             hint = size.node.hint
             if not isinstance(hint, int):

@@ -31,12 +31,20 @@ def same(one: TaskGraph, other: TaskGraph, task: KernelTask) -> bool:
 
 def _small(graphs: Sequence[TaskGraph], task: KernelTask) -> Iterator[tuple[TaskGraph, ...]]:
     """Graphs over the same inputs at small sizes, the ones that change least first."""
-    sizes = {s.name: max(s.lo, min(s.upper, 3 + 2 * place)) for place, s in enumerate(task.symbols)}
-    whole = [KernelTask(graph, task.symbols).at(sizes).graph for graph in graphs]
-    for change in _shrinks(whole[0]):
-        made = tuple(_resize(graph, change) for graph in whole)
-        if max((spec.numel for spec in made[0].inputs), default=0) <= 4 * SMALL:  # type: ignore[type-var, operator]
-            yield made
+    inside = {s.name: min(s.upper, max(s.lo, 3) + 2 * place) for place, s in enumerate(task.symbols)}
+    below = {s.name: min(s.upper, 3 + 2 * place) for place, s in enumerate(task.symbols)}
+    # A range that begins high makes large inputs. The graphs are then tried below it, where most of them run too.
+    large = _largest(KernelTask(graphs[0], task.symbols).at(inside).graph) > SMALL
+    for sizes in (below, inside) if large and below != inside else (inside,):
+        whole = [KernelTask(graph, task.symbols).at(sizes).graph for graph in graphs]
+        for change in _shrinks(whole[0]):
+            made = tuple(_resize(graph, change) for graph in whole)
+            if _largest(made[0]) <= 4 * SMALL:
+                yield made
+
+
+def _largest(graph: TaskGraph) -> int:
+    return max((int(spec.numel) for spec in graph.inputs), default=0)
 
 
 def _compare(one: TaskGraph, other: TaskGraph) -> bool | None:
@@ -149,8 +157,7 @@ def _offsets(graph: TaskGraph, inputs: list[Tensor]) -> list[Tensor]:
 
 def _shrinks(graph: TaskGraph) -> list[dict[int, int]]:
     """Ways to make the graph small, the one that changes least first: which size becomes which."""
-    largest = max((int(spec.numel) for spec in graph.inputs), default=0)
-    if largest <= SMALL:
+    if _largest(graph) <= SMALL:
         return [{}]
     leading = [int(spec.shape[0]) for spec in graph.inputs if len(spec.shape) > 1]
     sizes = sorted({int(s) for spec in graph.inputs for s in spec.shape if int(s) > 8}, reverse=True)

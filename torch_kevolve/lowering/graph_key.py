@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_kevolve.lowering.buckets import Buckets
 from torch_kevolve.sizes import Json
 from torch_kevolve.task import digest
 
@@ -23,12 +24,13 @@ class Unnamed(Exception):
     """Something in the graph has no lasting name, so neither has the graph."""
 
 
-def graph_key(gm: fx.GraphModule, facts: Mapping[str, Json]) -> str | None:
+def graph_key(gm: fx.GraphModule, facts: Mapping[str, Json], buckets: bool = False) -> str | None:
     """sha256 in hex over the graph, its inputs' specs, torch's flags and `facts`; None where no lasting name exists.
 
-    Input specs are read off the placeholders: the example inputs hold numbers where sizes are symbolic.
+    Input specs are read off the placeholders: the example inputs hold numbers where sizes are symbolic. `buckets`: the
+    ranges of sizes are those of this call's buckets, which the graph's tasks will have.
     """
-    naming = _Naming()
+    naming = _Naming(buckets)
     try:
         graph = naming.graph(gm)
     except Unnamed:
@@ -61,7 +63,8 @@ def _autocast(kind: str) -> Json:
 class _Naming:
     """Gives every symbol its canonical name in the order in which the inputs show them."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: bool = False) -> None:
+        self._bucketed = buckets
         self._symbols: dict[Any, str] = {}
         self._range_of: dict[str, tuple[str, str]] = {}
         self.wants_grad = False
@@ -163,11 +166,16 @@ class _Naming:
             if name not in self._symbols:
                 canonical = f"s{len(self._symbols)}"
                 self._symbols[name] = canonical
-                found = getattr(node.shape_env, "var_to_range", {}).get(name)
+                found = self._range(node.shape_env, name)
                 self._range_of[canonical] = ("", "") if found is None else (str(found.lower), str(found.upper))
         import sympy
 
         return str(expr.xreplace({old: sympy.Symbol(new, integer=True) for old, new in self._symbols.items()}))
+
+    def _range(self, env: Any, name: Any) -> Any:
+        if self._bucketed:
+            return Buckets.of(env).range_of(name)
+        return getattr(env, "var_to_range", {}).get(name)
 
 
 def _plain(t: torch.Tensor) -> bool:

@@ -81,6 +81,7 @@ class Hooks:
     uuid: names what the pass will do to the graph, for Inductor's caches; None bypasses them, so the pass always runs.
     `gate_on` False: kernels stay without a whole-graph race. `arms`: option sets to race besides, by name.
     `known_gate`: the arm that a record says won, by phase: nothing is raced again.
+    `buckets`: kernels may be for the bucket of this call's dynamic sizes, and a guard may say so.
     `skip`: operator names and task key prefixes that are left alone. `min_share`: colder regions are not asked for.
     """
 
@@ -96,3 +97,4 @@ class Hooks:
     known_gate: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     min_share: float = 0.005
+    buckets: bool = False

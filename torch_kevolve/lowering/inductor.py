@@ -72,13 +72,15 @@ class _Gate:
         ways = known is None and bool(hooks.arms)
         racing = hooks.gate_on and known is None and not _ahead_of_time()
         graphs = _graphs_asked(kwargs)
-        with recording(phase) as passage:
+        # Without a name nothing of this compilation is cached, so a guard may wait for the race.
+        with recording(phase, waits=racing and hooks.uuid is None) as passage:
             made = self._kernels_or_plain(build, passage, {SLOT: self.ours, **options}, keep=racing)
         if not racing or not (passage.replaced or (ways and passage.verdicts)):
             if passage.replaced and known is None:
                 hooks.gate(phase, {"kept": KERNELS, "why": "not raced"})
             if passage.ran:
                 hooks.note(phase, passage.verdicts)
+            passage.keep()
             return made
         first = KERNELS if passage.replaced else PLAIN
         if graphs:
@@ -112,7 +114,7 @@ class _Gate:
         for name in names:
             if name not in made:
                 try:
-                    with recording(passage.phase):
+                    with recording(passage.phase, waits=passage.waits):
                         made[name] = build.arm(self._patches(name), keep=True)
                 except Exception as error:  # an option set that nobody asked for is no reason to fail
                     if name in (KERNELS, PLAIN) or _is_control_flow(error):
@@ -137,6 +139,7 @@ class _Gate:
             detail = f"{type(error).__name__}: {error}"[:300]
             self.work.refuse(passage.verdicts, "compile", detail)
             passage.verdicts[:] = _all_left(passage.verdicts, "compile", detail)
+            passage.forget()
             return made
 
     def _decide(self, racers: Callable[[], dict[str, Any]], inputs: Sequence[Any], passage: Passage) -> str:
@@ -160,6 +163,8 @@ class _Gate:
         if kept == PLAIN:
             detail = f"graph {times[best]:.4g} ms with kernels, {times[PLAIN]:.4g} ms without"
             passage.verdicts[:] = _all_left(passage.verdicts, "graph-not-faster", detail)
+        else:
+            passage.keep()
         hooks.note(passage.phase, passage.verdicts)
         return kept
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -40,15 +40,36 @@ class Work:
 
 @dataclass
 class Passage:
-    """What the pass did while one graph was compiled once. `ran` False: Inductor's cache answered instead."""
+    """What the pass did while one graph was compiled once. `ran` False: Inductor's cache answered instead.
+
+    `waits`: guards are added when it is decided whether the kernels stay, by `keep`. Else at once: Inductor's caches
+    store the guards that are there when it has compiled.
+    """
 
     phase: str
     ran: bool = False
     verdicts: list[RegionVerdict] = field(default_factory=list)
+    waits: bool = False
+    _promised: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def replaced(self) -> int:
         return sum(verdict.status == "replaced" for verdict in self.verdicts)
+
+    def promise(self, guard: Callable[[], None]) -> None:
+        """The kernels that were put in need this guard."""
+        self._promised.append(guard)
+        if not self.waits:
+            self.keep()
+
+    def forget(self) -> None:
+        """The kernels that were put in are gone, and the graph was compiled without them."""
+        self._promised.clear()
+
+    def keep(self) -> None:
+        """The kernels that were put in stay: add their guards."""
+        while self._promised:
+            self._promised.pop()()
 
 
 _WORKS: WeakValueDictionary[int, Work] = WeakValueDictionary()
@@ -77,8 +98,8 @@ def passage_now() -> Passage:
 class recording:
     """While it lasts, passes that run in this thread write into one Passage."""
 
-    def __init__(self, phase: str) -> None:
-        self.passage = Passage(phase)
+    def __init__(self, phase: str, waits: bool = False) -> None:
+        self.passage = Passage(phase, waits=waits)
 
     def __enter__(self) -> Passage:
         self.before = getattr(_NOW, "passage", None)

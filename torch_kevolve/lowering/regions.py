@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from torch_kevolve.errors import RegionRefused
+from torch_kevolve.lowering.buckets import Buckets
 from torch_kevolve.lowering.capture import Captured, capture
 from torch_kevolve.lowering.grow import Growth, ladder, outputs_of
 from torch_kevolve.lowering.kinds import ANCHORS, LIBRARY, forget, kind_of, name_of, refusal
@@ -55,6 +56,7 @@ class Finder:
     numerics: str = "default"
     skip: tuple[str, ...] = ()
     twins: TwinMaker = field(default_factory=TwinMaker)
+    buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         self.reach = Reach(self.graph)
@@ -100,7 +102,7 @@ class Finder:
                 continue
             seen.add(nodes)
             try:
-                made = capture(growth.nodes, outputs_of(growth.nodes), self.numerics)
+                made = capture(growth.nodes, outputs_of(growth.nodes), self.numerics, self.buckets)
             except RegionRefused as error:
                 reason = Left(anchor, error.reason, str(error))
                 continue

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import fx
 
 from torch_kevolve.devices import current
 from torch_kevolve.errors import KevolveError, RegionRefused
+from torch_kevolve.lowering.buckets import Buckets
 from torch_kevolve.lowering.cost import cost, node_seconds
 from torch_kevolve.lowering.hooks import Choice, Hooks, Wanted
 from torch_kevolve.lowering.kinds import tensors_of
@@ -26,6 +28,7 @@ def replace_regions(graph: fx.Graph, work: Work, passage: Passage) -> None:
     device = _device(graph)
     if device is None:
         return
+    buckets = Buckets.now() if work.hooks.buckets and passage.phase != "backward" else None
     with ExitStack() as stack:
         _enter_real_world(stack)
         ceilings = current(device).ceilings()
@@ -36,6 +39,7 @@ def replace_regions(graph: fx.Graph, work: Work, passage: Passage) -> None:
             work.hooks.numerics,
             work.hooks.skip,
             TwinMaker(device),
+            buckets,
         )
         regions, left = finder.find()
         inside = {node for region in regions for node in region.nodes}
@@ -48,7 +52,10 @@ def replace_regions(graph: fx.Graph, work: Work, passage: Passage) -> None:
     for region in regions:
         choice = choices[region.task.key]
         share = seconds[id(region)] / total if total > 0 else 0.0
-        passage.verdicts.append(_place(graph, region, choice, share, passage.phase, work.hooks, moved))
+        verdict = _place(graph, region, choice, share, passage.phase, work.hooks, moved)
+        passage.verdicts.append(verdict)
+        if buckets is not None and verdict.status == "replaced":
+            passage.promise(partial(buckets.guard, region.captured.symbols.values()))
     if moved:
         _tidy(graph)
 
@@ -133,7 +140,9 @@ def _place(
         hooks.fault("splice", error)
         reason = "plan" if isinstance(error, KevolveError) else "splice"
         return replace(verdict, reason=reason, detail=f"{type(error).__name__}: {error}")
-    return replace(verdict, status="replaced", reason=choice.reason or "kernel")
+    sizes = ", ".join(f"{s.name} {s.lo} to {'any' if s.hi is None else s.hi}" for s in region.task.symbols)
+    detail = "; ".join(part for part in (sizes, verdict.detail) if part)
+    return replace(verdict, status="replaced", reason=choice.reason or "kernel", detail=detail)
 
 
 def _left(left: Left, phase: str) -> RegionVerdict:
