@@ -233,6 +233,22 @@ def test_next_best_is_confirmed_when_the_best_does_not_hold() -> None:
     assert outcome.candidate.id == search.ranked()[1].candidate.id
 
 
+def test_library_calls_far_ahead_of_inductor_do_not_hide_a_kernel_that_beats_eager() -> None:
+    def of(candidate: Candidate) -> Evidence:
+        return seen(2.4 if candidate.language == "aten" else 1.2)
+
+    outcome, _, _ = run(Judge(of), [library(), grid()])
+    assert outcome.candidate is not None and outcome.candidate.language == "cpp"
+
+
+def test_library_calls_ahead_of_inductor_are_kept_where_no_kernel_beats_eager() -> None:
+    def of(candidate: Candidate) -> Evidence:
+        return seen(2.4 if candidate.language == "aten" else 0.9)
+
+    outcome, _, _ = run(Judge(of), [library(), grid()])
+    assert outcome.candidate is not None and outcome.candidate.language == "aten"
+
+
 def test_ctrl_c_keeps_what_is_done() -> None:
     count = 0
 

@@ -29,7 +29,13 @@ class Attempt:
         """Fastest baseline's median over the candidate's, sampled side by side; 0 for one that is not right.
 
         Times of different moments are not compared: on a loaded machine the baselines drift with the candidate.
+        Library calls are eager, so against all baselines they are 1 at most, however far Inductor is behind: at 2.36
+        times Inductor's speed they won over a column sum that was 1.18 times as fast as eager.
         """
+        speed = self._against_rivals()
+        return min(speed, 1.0) if self.candidate.language == "aten" else speed
+
+    def _against_rivals(self) -> float:
         if not self.right:
             return 0.0
         mine = self.evidence.median_ms
