@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_kevolve.agent.evolution import Evolution, Outcome
+from torch_kevolve.agent.evolution import CONFIRM_TRIES, Evolution, Outcome
 from torch_kevolve.agent.progress import Quiet
 from torch_kevolve.agent.promotion import refusal
 from torch_kevolve.agent.proposers import PROPOSERS
@@ -247,6 +247,19 @@ def test_library_calls_ahead_of_inductor_are_kept_where_no_kernel_beats_eager() 
 
     outcome, _, _ = run(Judge(of), [library(), grid()])
     assert outcome.candidate is not None and outcome.candidate.language == "aten"
+
+
+def test_library_calls_are_confirmed_when_kernels_do_not_hold() -> None:
+    def of(candidate: Candidate) -> Evidence:
+        return seen(2.4 if candidate.language == "aten" else 1.2)
+
+    def again(candidate: Candidate) -> Evidence:
+        return seen(2.4 if candidate.language == "aten" else 0.9)
+
+    judge = Judge(of, again)
+    outcome, _, _ = run(judge, [library(), grid()])
+    assert outcome.candidate is not None and outcome.candidate.language == "aten"
+    assert [each.language for each in judge.confirmed] == ["cpp"] * CONFIRM_TRIES + ["aten"]
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:

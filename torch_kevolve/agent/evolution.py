@@ -148,7 +148,7 @@ class Evolution:
         tried = len(self.search.attempts)
         finished = self._ended not in ("budget", "interrupted")
         last = ""
-        for attempt in [each for each in self.search.ranked() if hopeful(each)][:CONFIRM_TRIES]:
+        for attempt in self._hopes():
             evidence = self.trial.confirm(attempt.candidate)
             self._record(attempt.candidate, evidence)
             last = refusal(evidence)
@@ -162,6 +162,14 @@ class Evolution:
         else:
             reason = last or ("not-faster" if self.search.best else "not-right")
         return Outcome(None, None, reason, tried, finished, interrupted)
+
+    def _hopes(self) -> list[Attempt]:
+        """What is confirmed, in this order: the fastest few, and last eager's library calls, which only have to be
+        ahead of Inductor's code."""
+        ranked = [each for each in self.search.ranked() if hopeful(each)]
+        library = [each for each in ranked if each.candidate.language == "aten"]
+        kernels = [each for each in ranked if each not in library]
+        return sorted(kernels[:CONFIRM_TRIES] + library, key=lambda each: -each.speed)
 
     def _record(self, candidate: Candidate, evidence: Evidence) -> None:
         try:
