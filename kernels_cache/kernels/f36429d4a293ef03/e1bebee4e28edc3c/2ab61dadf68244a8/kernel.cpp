@@ -5,7 +5,7 @@
 #include <omp.h>
 #pragma GCC optimize("fp-contract=fast", "no-math-errno", "no-trapping-math")
 #define LANES 8
-#define EXP_DEGREE 7
+#define EXP_DEGREE 6
 
 #define KV inline __attribute__((always_inline))
 #if defined(__AVX2__) && LANES == 8 && defined(__GNUC__) && !defined(__clang__)
@@ -382,7 +382,7 @@ for (int u = 0; u < 16; u++) a[u] = kv::vf(0.0f);
 int64_t many = 0; (void)many;
 for (int64_t k = first; k < last; k++) {
 const int64_t i = place(k);
-if (k + 16 < total) for (int u = 0; u < 16; u += 2) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
+if (k + 16 < total) for (int u = 0; u < 16; u += 16) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
 many++;
 #pragma GCC unroll 16
 for (int u = 0; u < 16; u++) a[u] = a[u] + kv::load(x0 + i * 128 + (from + u * 8) * 1);
@@ -398,7 +398,7 @@ for (int u = 0; u < 1; u++) a[u] = kv::vf(0.0f);
 int64_t many = 0; (void)many;
 for (int64_t k = first; k < last; k++) {
 const int64_t i = place(k);
-if (k + 16 < total) for (int u = 0; u < 1; u += 2) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
+if (k + 16 < total) for (int u = 0; u < 1; u += 1) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
 many++;
 #pragma GCC unroll 1
 for (int u = 0; u < 1; u++) a[u] = a[u] + kv::load(x0 + i * 128 + (from + u * 8) * 1);
@@ -414,7 +414,7 @@ for (int u = 0; u < 1; u++) a[u] = kv::vf(0.0f);
 int64_t many = 0; (void)many;
 for (int64_t k = first; k < last; k++) {
 const int64_t i = place(k);
-if (k + 16 < total) for (int u = 0; u < 1; u += 2) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
+if (k + 16 < total) for (int u = 0; u < 1; u += 1) __builtin_prefetch(x0 + place(k + 16) * 128 + from * 1 + u * 8);
 many++;
 #pragma GCC unroll 1
 for (int u = 0; u < 1; u++) a[u] = a[u] + kv::load_n(x0 + i * 128 + (from + u * 8) * 1, n);
