@@ -68,28 +68,31 @@ def _space(task: KernelTask, found: Scan, device: DeviceFacts) -> Space | None:
         "U": (1, 2, 4, 8) if last else (1, 2, 4, 8, 16, 32),
         "NT": stream,
         "PIECES": (1, pieces) if last and pieces > 1 else (1,),
+        # Rows of 4096 on Zen 3: 4.7 ms with 32 elements, 4.95 with 256; a copy takes 4.0.
+        "AHEAD": (0, 16, 32, 64, 256) if last and not found.whole else (0,),
     }
 
     def valid(point: Point) -> bool:
-        return (point["algorithm"] != "transpose" or point["U"] == 1) and not (
-            point["NT"] and point["algorithm"] == "scalar"
-        )
+        if point["algorithm"] == "transpose":
+            return point["U"] == 1 and point["AHEAD"] != 0
+        return point["AHEAD"] == 0 and not (point["NT"] and point["algorithm"] == "scalar")
 
     far, near = stream[-1], axes["PIECES"][-1]
     if last:
         good = [
-            ("transpose", 1, far, near),
-            ("transpose", 1, 0, near),
-            ("scalar", 8, 0, near),
-            ("scalar", 4, 0, 1),
-            ("transpose", 1, 0, 1),
+            ("transpose", 1, far, near, 32),
+            ("transpose", 1, far, near, 256),
+            ("transpose", 1, 0, near, 32),
+            ("scalar", 8, 0, near, 0),
+            ("scalar", 4, 0, 1, 0),
+            ("transpose", 1, 0, 1, 32),
         ]
     else:
         good = [
-            ("strip", 128 // lanes, far, 1),
-            ("strip", 64 // lanes, 0, 1),
-            ("strip", 32 // lanes, far, 1),
-            ("strip", 1, 0, 1),
+            ("strip", 128 // lanes, far, 1, 0),
+            ("strip", 64 // lanes, 0, 1, 0),
+            ("strip", 32 // lanes, far, 1, 0),
+            ("strip", 1, 0, 1, 0),
         ]
     start: list[Point] = [dict(zip(axes, row, strict=True)) for row in good if row[0] in axes["algorithm"]]
 

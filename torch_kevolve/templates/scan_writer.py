@@ -11,9 +11,6 @@ from torch_kevolve.templates.around import Body
 from torch_kevolve.templates.base import Point
 from torch_kevolve.templates.expr import kind_of
 
-AHEAD = 256
-"""Elements between what is scanned and what is asked of memory, along each of L rows."""
-
 
 @dataclass(frozen=True)
 class Scan:
@@ -37,6 +34,7 @@ class _Writer:
         self.found, self.builder, self.args, self.outs = found, builder, args, outs
         self.unroll, self.stream, self.algorithm = int(point["U"]), bool(point["NT"]), str(point["algorithm"])
         self.pieces = int(point["PIECES"])
+        self.early = int(point["AHEAD"])
         self.outer, self.length, self.inner = (args.size(size) for size in found.domain)
         self.total = args.size(simplify(numel(found.domain)))
         self.scalar = "int64_t" if found.whole else "double"
@@ -185,10 +183,10 @@ class Rows(_Writer):
         ]
 
     def ahead(self, names: tuple[str, str, str]) -> list[str]:
-        """Prefetches of what the operand reads; behind a row's end the next rows follow."""
+        """Prefetches of what the operand reads, so many elements early; behind a row's end the next rows follow."""
         wide = [load for load in self.found.head.loads if load.strides[self.found.lane] == 1]
         return [
-            f"kv::ahead({self.args.input(load.leaf.index)} + {self.args.address(load.strides, names)}, {AHEAD});"
+            f"kv::ahead({self.args.input(load.leaf.index)} + {self.args.address(load.strides, names)}, {self.early});"
             for load in wide
         ]
 
