@@ -437,7 +437,7 @@ kv::vf x[parts][kv::L];
 #pragma GCC unroll 16
 for (int k = 0; k < kv::L; k++) { const int64_t i0 = KV_ROW(v + k), i2 = 0, at = KV_FROM(v + k) + done; (void)i0; (void)i2;
 { const int64_t c = at;
-kv::ahead(x0 + i0 * 4096 + c, 256);
+kv::ahead(x0 + i0 * 4096 + c, 32);
 }
 #pragma GCC unroll 2
 for (int p = 0; p < parts; p++) { const int64_t c = at + p * kv::L;
@@ -456,7 +456,7 @@ for (int k = 0; k < kv::L; k++) { const int64_t i0 = KV_ROW(v + k), i2 = 0, at =
 #pragma GCC unroll 2
 for (int p = 0; p < parts; p++) { const int64_t c = at + p * kv::L;
 const kv::vf acc = x[p][k];
-kv::stream(t0 + i0 * 4096 + c, acc);
+kv::store(t0 + i0 * 4096 + c, acc);
 } } }
 for (int k = 0; k < kv::L; k++) d[k] = s[k];
 }
@@ -473,6 +473,5 @@ for (int j = 0; j < n; j++) { d[k] = d[k] + b[j]; b[j] = d[k]; }
 const auto acc = kv::load(b);
 kv::store_n(t0 + i0 * 4096 + c, acc, n);
 } }
-kv::fence();
 }
 }
