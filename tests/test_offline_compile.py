@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,12 @@ def test_compiles(name: str, chip: str, tmp_path: Path) -> None:
                 assert found.get("stack_bytes", 0) <= 64, label
     assert failed == {}
     assert (seen == 0) == (chip == "gfx942" and name in ONLY_NVIDIA)
+
+
+def test_no_waiting_programs_where_results_shall_be_deterministic() -> None:
+    case = next(case for case in CASES if case.name == "norm_long")
+    task, _ = trace(case.function, case.make("cpu"))
+    for flags, expected in (((), True), ((("deterministic", "1"),), False)):
+        space = family(case.family).match(replace(task, flags=flags), H200)
+        assert space is not None
+        assert any(p["algorithm"] == "cooperative" for p in space.points()) == expected

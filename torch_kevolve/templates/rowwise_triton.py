@@ -57,6 +57,8 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
     hard = any(r.kind in ("var", "var_mean", "prod") for r in program.reduces)
     simple = not whole and not hard and levels(program) == 1
     inner = _inner(program)
+    # A piece that waited in vain sums the row in another order: right, but not to the last bit.
+    steady = "deterministic" not in dict(task.flags)
     axes = {
         "algorithm": ("resident", "loop", "split", "cooperative"),
         "BLOCK": tuple(2**i for i in range(4, 18)),
@@ -74,7 +76,7 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
             return block == row and point["order"] == "reverse"
         if point["algorithm"] == "cooperative":
             fits = isinstance(program.row_size, int) and 2 <= -(-program.row_size // block) <= most_pieces(device)
-            return whole and fits and rows == 1 and point["order"] == "reverse"
+            return whole and steady and fits and rows == 1 and point["order"] == "reverse"
         if point["algorithm"] == "split":
             return simple and point["order"] == "reverse" and (row == 0 or block * 8 <= row)
         return (row == 0 or block * 2 <= row) and held <= 64
