@@ -74,7 +74,9 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
             return block == row and point["order"] == "reverse"
         if point["algorithm"] == "cooperative":
             fits = isinstance(program.row_size, int) and 2 <= -(-program.row_size // block) <= most_pieces(device)
-            return whole and fits and rows == 1 and point["order"] == "reverse"
+            # Who waits in vain adds up in another order: bits would depend on what else runs.
+            lasting = "deterministic" not in dict(task.flags)
+            return whole and fits and lasting and rows == 1 and point["order"] == "reverse"
         if point["algorithm"] == "split":
             return simple and point["order"] == "reverse" and (row == 0 or block * 8 <= row)
         return (row == 0 or block * 2 <= row) and held <= 64
