@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from torch_kevolve.lowering.facts import fp32_products
 from torch_kevolve.lowering.graph_key import Unnamed, _Naming, graph_key
 
 
@@ -117,6 +118,23 @@ def test_facts_and_flags_count() -> None:
         torch.use_deterministic_algorithms(False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert key_of(torch.relu, X) != base
+
+
+@pytest.mark.parametrize(("backend", "new", "word"), [("cuda", "tf32", "high"), ("mkldnn", "bf16", "medium")])
+def test_the_newer_switches_of_precision_count(backend: str, new: str, word: str) -> None:
+    """Set for one backend alone they make torch's older getters raise."""
+    base, matmul = key_of(torch.relu, X), getattr(torch.backends, backend).matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = new
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        assert key_of(torch.relu, X) not in (base, None)
+        assert fp32_products({"mkldnn": "cpu"}.get(backend, backend)) == word
+        assert fp32_products({"mkldnn": "cuda"}.get(backend, "cpu")) == "highest"
+    finally:
+        matmul.fp32_precision = before
+    assert key_of(torch.relu, X) == base
 
 
 def test_nested_graphs_count() -> None:

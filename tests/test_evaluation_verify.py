@@ -141,6 +141,17 @@ def test_where_eager_overflows_nothing_is_asked_and_nothing_is_excused():
     assert "NaN" in pattern_problem(torch.tensor([1.0, NAN, 3.0]), twin, ref)
 
 
+@pytest.mark.parametrize(("dtype", "passes"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)])
+def test_an_infinity_near_the_largest_number_passes_but_in_fp16(dtype, passes):
+    """40000 is far from what fp32 holds on the way to an fp16 result."""
+    twin = torch.tensor([0.61 * torch.finfo(dtype).max, 1.0]).to(dtype)
+    y, ref = torch.tensor([INF, 1.0]).to(dtype), twin.double()
+    mine, other = Pool(), Pool()
+    mine.add(y, ref, twin)
+    other.add(twin, ref, twin)
+    assert (pattern_problem(y, twin, ref) == "") == (pooled_problem(mine, other, dtype, "default") == "") == passes
+
+
 def test_exact_infinities_pass_where_eager_has_lost_them():
     """inf - 9e38 is inf; in fp32, where 9e38 is inf itself, it is NaN."""
     ref, twin = torch.tensor([INF, 1.0], dtype=torch.float64), torch.tensor([NAN, 1.0])

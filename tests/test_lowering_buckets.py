@@ -114,6 +114,20 @@ def test_a_size_that_is_a_product_stays_where_its_symbols_stay():
     assert agree(call, flat, 20, 30, 24) == [[(289, 65536)]]
 
 
+def test_a_negative_integer_is_in_no_bucket():
+    def padded(x, less):
+        return torch.softmax(torch.nn.functional.pad(x, (0, 0, 0, -less)).sort(0).values, 0)
+
+    call = compiled(padded)
+    for rows, less in ((30, -300), (200, -900), (40, 30)):
+        x = torch.randn(rows, 40)
+        with torch.no_grad(), forced() as judge:
+            torch.testing.assert_close(call(x, less), padded(x, less))
+        for task in judge.opened:
+            assert task.symbols[0].hi is None, "with less from 0 to 16 there would be 256 rows at most"
+    assert [region.status for region in report_regions()] == ["left", "replaced"]
+
+
 def test_a_dimension_with_a_promised_range_keeps_all_of_it(graphs):
     call = compiled(dynamic=None)
 

@@ -74,6 +74,13 @@ def test_strides_and_numel():
     assert numel(()) == 1 and numel((2, 0)) == 0 and evaluate(numel((S0, 3)), {"s0": 4}) == 12
 
 
+@pytest.mark.parametrize("size", [S0 - S1, Mod(S0, 8), FloorDiv(S0, S1), S0 * S1 - S1, sympy.Max(3, S0 - S1)], ids=str)
+def test_upper_bound_holds_though_a_size_shrinks_with_a_symbol(size):
+    bound = upper_bound(size, [Symbol("s0", 17, 64), Symbol("s1", 2, 64)])
+    most = max(evaluate(size, {"s0": a, "s1": b}) for a in range(17, 65) for b in range(2, 65))
+    assert most <= bound <= 64 * 64
+
+
 def test_upper_bound_needs_every_bound():
     assert upper_bound(S0 * 2, [Symbol("s0", 2, 8)]) == 16
     assert upper_bound(S0 * S1, [Symbol("s0", 2, 8), Symbol("s1")]) is None

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import sympy
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod, ModularIndexing
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from torch_kevolve.errors import TaskError
 
@@ -167,14 +168,21 @@ def _zip(symbolic: tuple[Size, ...], actual: tuple[int, ...]) -> list[tuple[Size
 
 
 def upper_bound(size: Size, symbols: Iterable[Symbol]) -> int | None:
-    """The largest value of a size that grows with its symbols; None where a symbol has no bound."""
+    """A number that the size is never above; None where a symbol has no bound, or none is found.
+
+    By intervals, since not every size grows with its symbols: s0 - s1, s0 % 8 and s0 // s1 do not.
+    """
     if isinstance(size, int):
         return size
     ranges = {s.name: s for s in symbols}
     names = {s.name for s in size.free_symbols}
     if any(name not in ranges or ranges[name].hi is None for name in names):
         return None
-    return evaluate(size, {name: ranges[name].upper for name in names})
+    if size.has(NextPow2):  # torch has no interval for it; it stands in plans, around sizes that grow
+        return evaluate(size, {name: ranges[name].upper for name in names})
+    held = {s: ValueRanges(ranges[s.name].lo, ranges[s.name].upper) for s in size.free_symbols}
+    bound = bound_sympy(size, held).upper
+    return int(bound) if bound.is_Integer else None
 
 
 def numel(shape: Iterable[Size]) -> Size:

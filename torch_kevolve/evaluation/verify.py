@@ -143,7 +143,13 @@ def _beyond(ref: Tensor, dtype: torch.dtype) -> bool:
 
 def _overflown(y: Tensor, ref: Tensor) -> Tensor:
     """Where y is the infinity of a number beyond half of the largest: the last factor of a product may be the one that
-    brings it back. With exp(88.73) * 0.89 eager, whose exponent was rounded to bf16 before, came out finite."""
+    brings it back. With exp(88.73) * 0.89 eager, whose exponent was rounded to bf16 before, came out finite.
+
+    Not of fp16: what is held in fp32 on the way does not overflow there, and 40000 is a gradient like any other under
+    a loss scaled by 65536.
+    """
+    if y.dtype is torch.float16:
+        return torch.zeros_like(y, dtype=torch.bool)
     return (y == ref * math.inf) & (ref.abs() > 0.5 * torch.finfo(y.dtype).max)
 
 

@@ -66,9 +66,9 @@ class Buckets:
         return self._known[name]
 
     def bucket_of(self, name: sympy.Symbol) -> ValueRanges[Any] | None:
-        """The bucket of this call's size."""
+        """The bucket of this call's size. None for a negative one, as an integer input of the program may be."""
         size = self.size(name)
-        if size is None:
+        if size is None or size < 0:
             return None
         low, high = bucket(size)
         return ValueRanges(low, int_oo if high is None else high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -66,6 +67,18 @@ def _sources(graph: TaskGraph, start: Ref) -> list[int]:
     return out
 
 
+def fp32_products(device: str) -> str:
+    """How products of fp32 are made, in the words of `torch.set_float32_matmul_precision`.
+
+    Its getter raises where `fp32_precision`, the newer switch, was set for one backend alone.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+        return {"tf32": "high", "bf16": "medium"}.get(backend.matmul.fp32_precision, "highest")
+
+
 def task_flags(graph: TaskGraph, device: torch.device) -> tuple[tuple[str, str], ...]:
     """torch's switches that change what is right for this task; those at their default are not named."""
     flags: dict[str, str] = {}
@@ -75,10 +88,10 @@ def task_flags(graph: TaskGraph, device: torch.device) -> tuple[tuple[str, str],
     half = any(spec.dtype in ("bfloat16", "float16") for spec in graph.inputs)
     if matmul and device.type == "cuda":
         backend = torch.backends.cuda.matmul
-        if not half and torch.get_float32_matmul_precision() != "highest":
+        if not half and fp32_products("cuda") != "highest":
             flags["tf32"] = "1"
         if half and not backend.allow_bf16_reduced_precision_reduction:
             flags["bf16_reduction"] = "0"
-    if matmul and device.type == "cpu" and not half and torch.get_float32_matmul_precision() == "medium":
+    if matmul and device.type == "cpu" and not half and fp32_products("cpu") == "medium":
         flags["precision"] = "medium"
     return tuple(sorted(flags.items()))

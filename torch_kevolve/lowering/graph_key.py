@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,18 +42,31 @@ def graph_key(gm: fx.GraphModule, facts: Mapping[str, Json], buckets: bool = Fal
 
 def flags() -> dict[str, Json]:
     """torch's switches that change what a compiled graph computes or how fast a kernel of it is."""
-    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn
+    backends: Any = torch.backends
+    cuda, mkldnn, cudnn = backends.cuda.matmul, backends.mkldnn, backends.cudnn
     return {
         "inference": torch.is_inference_mode_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "precision": torch.get_float32_matmul_precision(),
-        "tf32": [bool(cuda.allow_tf32), bool(torch.backends.cudnn.allow_tf32)],
+        "precision": _said(torch.get_float32_matmul_precision, cuda, mkldnn.matmul),
+        "tf32": [
+            _said(lambda: bool(cuda.allow_tf32), cuda),
+            _said(lambda: bool(cudnn.allow_tf32), cudnn.conv, cudnn.rnn),
+        ],
         "bf16_reduction": str(cuda.allow_bf16_reduced_precision_reduction),
         "fp16_reduction": str(cuda.allow_fp16_reduced_precision_reduction),
         "mkldnn": bool(mkldnn.enabled),
         "threads": torch.get_num_threads(),
         "autocast": {kind: _autocast(kind) for kind in ("cpu", "cuda")},
     }
+
+
+def _said(old: Callable[[], Json], *new: Any) -> Json:
+    """What torch's older switch says. It raises where the newer ones, `fp32_precision`, contradict each other: then
+    what they say."""
+    try:
+        return old()
+    except RuntimeError:
+        return [str(each.fp32_precision) for each in new]
 
 
 def _autocast(kind: str) -> Json:

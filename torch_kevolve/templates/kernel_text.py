@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch_kevolve.candidate import Candidate, Provenance
 from torch_kevolve.errors import KevolveError
 from torch_kevolve.plan import PlanArg, PlanBuilder, Tensor
-from torch_kevolve.sizes import Size, numel, upper_bound
+from torch_kevolve.sizes import Size, numel, simplify, upper_bound
 from torch_kevolve.task import KernelTask
 from torch_kevolve.templates.around import Body
 from torch_kevolve.templates.base import Choice, Point, Space
@@ -58,11 +58,14 @@ class Params:
 
 
 def is_wide(task: KernelTask) -> bool:
-    """Whether some tensor may have 2^31 elements or more, so that offsets need int64."""
-    specs = (*task.graph.inputs, *task.graph.output_specs)
-    for spec in specs:
-        bound = upper_bound(numel(spec.shape), task.symbols)
-        if bound is None or bound > _INT32:
+    """Whether some tensor may have 2^31 elements or more, or reach as far over its strides, so that offsets need int64.
+
+    100 of a million columns are few elements, and 4096 such rows 2^32 apart.
+    """
+    for spec in (*task.graph.inputs, *task.graph.output_specs):
+        extent = simplify(1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)))
+        bounds = [upper_bound(size, task.symbols) for size in (numel(spec.shape), extent)]
+        if any(bound is None or bound > _INT32 for bound in bounds):
             return True
     return False
 
