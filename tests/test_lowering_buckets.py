@@ -89,12 +89,11 @@ def test_each_bucket_has_kernels_of_its_own_and_inside_one_nothing_is_compiled_a
     assert agree(call, rows, 16, 3) == []
     assert agree(call, rows, 8, 300) == [[(2, 16), (257, 4096)]]
     assert agree(call, rows, 2, 4096) == []
-    assert agree(call, rows, 100, 300) == [[(17, 256), (257, 4096)]]
-    for shape in ((256, 257), (9, 13), (9, 1024)):
+    for shape in ((9, 13), (9, 1024)):
         assert agree(call, rows, *shape) == []
-    assert graphs == [True] * 3
+    assert graphs == [True] * 2
     placed = report_regions()
-    assert len({region.kernel for region in placed}) == len({region.task for region in placed}) == 3
+    assert len({region.kernel for region in placed}) == len({region.task for region in placed}) == 2
     assert placed[1].detail == "s0 2 to 16, s1 257 to 4096"
 
 
@@ -242,14 +241,14 @@ def guarding(call=rows, **given):
 SIZES = (2, 16, 17, 256, 257, 4096, 4097)
 
 
-@pytest.mark.parametrize(("dynamic", "most"), [(True, 4), (None, 5)])
+@pytest.mark.parametrize(("dynamic", "most"), [(True, 3), (None, 4)])
 def test_dynamos_limit_is_never_reached(dynamic, most):
     call, bucketed, _ = guarding(dynamic=dynamic)
     for a in SIZES:
         for b in SIZES:
             x = torch.empty(a, b)
             assert call(x).shape == x.shape  # fullgraph: beyond the limit Dynamo raises
-    assert bucketed == [True] * 3 + [False] * (most - 3)
+    assert bucketed == [True] * 2 + [False] * (most - 2)
 
 
 def test_one_that_serves_all_sizes_leaves_the_buckets_theirs():
@@ -257,11 +256,11 @@ def test_one_that_serves_all_sizes_leaves_the_buckets_theirs():
     sizes = ((8, 10), (8, 70000), (300, 10), (20, 20), (20, 9000), (9, 80000), (12, 12), (20, 30), (400, 5))
     for a, b in sizes:
         call(torch.empty(a, b))
-    assert ran == [0, 1, 2, 3, 3, 1, 0, 3, 2] and len(bucketed) == 4
+    assert ran == [0, 1, 2, 2, 2, 1, 0, 2, 2] and len(bucketed) == 3
     other, bucketed, _ = guarding(lambda x: x + 1, dynamic=True)
     for a, b in sizes:
         other(torch.empty(a, b))
-    assert len(bucketed) == 4, "what was compiled before a reset of Dynamo is forgotten"
+    assert len(bucketed) == 3, "what was compiled before a reset of Dynamo is forgotten"
 
 
 def test_a_promised_range_is_kept_though_an_earlier_bucket_lies_in_it():

@@ -29,8 +29,8 @@ class Dispatch:
     """Compilation `number` of a frame, `limit` of which Dynamo allows.
 
     A frame beyond Dynamo's recompile limit stays in eager mode for good, or raises under fullgraph=True. So the first
-    three of eight compilations may be for buckets, the fourth may leave sizes to them, and from the fifth on everything
-    is as without buckets: a frame that needs four compilations on its own is safe.
+    two of eight compilations may be for buckets, the third may leave sizes to them, and from the fourth on everything
+    is as without buckets: that adds two compilations at most, and a frame that needs six on its own is safe.
     """
 
     buckets: Buckets
@@ -55,14 +55,14 @@ class Dispatch:
 
     @property
     def bucketed(self) -> bool:
-        return 2 * (self.number + 1) < self.limit
+        return 4 * (self.number + 1) <= self.limit
 
     def settle(self) -> None:
         """The graph is compiled, or was found in a cache, and its own guards are there."""
         taken = _TAKEN.setdefault(self.frame, [])
         # After a reset of Dynamo numbers begin anew, and what bore them is gone.
         taken[:] = [(number, box) for number, box in taken if number < self.number]
-        if 2 * (self.number + 1) <= self.limit:
+        if 4 * self.number <= self.limit:
             for _, box in taken:
                 self._leave(box)
         mine = self._box() if self.bucketed else {}
