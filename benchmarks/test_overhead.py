@@ -5,7 +5,8 @@
 The regions are softmaxes over a few numbers, so a call is all host work: what differs between the two programs is how
 the kernel is called. `extra_info["us_per_region"]` is the difference of the two medians of interleaved calls over the
 number of regions; goal: at most 2. It may be negative, since Inductor's kernels do some work too. `test_call` is free
-of that: one call of a baked kernel that does nothing, with two tensors and two sizes.
+of that: one call of a baked kernel that does nothing, with two tensors and two sizes. `test_baked` compares one kernel
+as the graph has it with the same one as a search built and timed it: `extra_info["ratio"]`, goal within 5 % of 1.
 """
 
 from __future__ import annotations
@@ -127,3 +128,34 @@ def test_overhead(benchmark: Any, name: str, dynamic: bool) -> None:
         us_per_region=round(each * 1e6, 3),
     )
     print(f"\n{name} dynamic={dynamic}: {benchmark.extra_info}")
+
+
+def test_baked(benchmark: Any, tmp_path: Any) -> None:
+    from torch_kevolve.languages.cpp import Cpp
+    from torch_kevolve.languages.replay import Replay
+
+    x = torch.rand(2048, 4096)
+    recorder = Recorder(softmax, is_softmax)
+    torch._dynamo.reset()
+    baked = torch.compile(lambda x: torch.softmax(x, -1), backend=recorder.backend())
+    with torch.no_grad():
+        expected = baked(x)
+        task = recorder.seen[0].task
+        candidate, member = softmax(task).candidate, Cpp()
+        built = member.build(candidate, {}, "cpu:native", tmp_path)
+        assert built.ok, built.note
+        searched = Replay(candidate.plan, task, member.load(built, candidate))
+        assert torch.equal(searched(x)[0], expected)
+        pairs = []
+        for place in range(30):
+            pair = [0.0, 0.0]
+            for which in (0, 1) if place % 2 else (1, 0):
+                started = time.perf_counter()
+                baked(x) if which == 0 else searched(x)
+                pair[which] = time.perf_counter() - started
+            pairs.append(pair)
+        benchmark.pedantic(lambda: baked(x), rounds=5)
+    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    benchmark.extra_info.update(ms_baked=round(mine * 1e3, 3), ms_search=round(theirs * 1e3, 3))
+    benchmark.extra_info["ratio"] = round(statistics.median(a / b for a, b in pairs), 4)
+    print(f"\nbaked: {benchmark.extra_info}")
