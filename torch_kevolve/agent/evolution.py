@@ -164,12 +164,11 @@ class Evolution:
         return Outcome(None, None, reason, tried, finished, interrupted)
 
     def _hopes(self) -> list[Attempt]:
-        """What is confirmed, in this order: the fastest few, and last eager's library calls, which only have to be
-        ahead of Inductor's code."""
+        """What is confirmed, fastest first: a few kernels, and eager's library calls, which only have to be ahead of
+        Inductor's code."""
         ranked = [each for each in self.search.ranked() if hopeful(each)]
-        library = [each for each in ranked if each.candidate.language == "aten"]
-        kernels = [each for each in ranked if each not in library]
-        return sorted(kernels[:CONFIRM_TRIES] + library, key=lambda each: -each.speed)
+        kernels = [each for each in ranked if not each.library][:CONFIRM_TRIES]
+        return [each for each in ranked if each.library or each in kernels]
 
     def _record(self, candidate: Candidate, evidence: Evidence) -> None:
         try:

