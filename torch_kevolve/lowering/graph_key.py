@@ -78,6 +78,7 @@ class _Naming:
 
     def __init__(self, buckets: bool = False) -> None:
         self._bucketed = buckets
+        self._buckets: Buckets | None = None
         self._symbols: dict[Any, str] = {}
         self._range_of: dict[str, tuple[str, str]] = {}
         self.wants_grad = False
@@ -187,7 +188,10 @@ class _Naming:
 
     def _range(self, env: Any, name: Any) -> Any:
         if self._bucketed:
-            return Buckets.of(env).range_of(name)
+            # One for the graph: to make it walks over all of the program's inputs.
+            if self._buckets is None or self._buckets.env is not env:
+                self._buckets = Buckets.of(env)
+            return self._buckets.range_of(name)
         return getattr(env, "var_to_range", {}).get(name)
 
 
